@@ -1,0 +1,66 @@
+"""What `policy=` of an evaluation names: the config's model, a folder, a hub id, a URL, or RUN@k."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from openforge.config import ConfigError, EvalConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A policy to evaluate.
+
+    Attributes:
+        kind: model (to be prepared), checkpoint (RUN@k, used where it stands) or url (an endpoint).
+        value: the words of the configuration.
+        slug: its name in paths; `base` for the config's own model.
+        k: the iteration's path part: 0000 for the base, the checkpoint's number for RUN@k, else none.
+    """
+
+    kind: Literal["model", "checkpoint", "url"]
+    value: str
+    slug: str
+    k: str
+    run: str = ""
+    iteration: int = -1
+
+
+def _slug(value: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[-24:].strip("_")
+    return f"{words}_{hashlib.sha256(value.encode()).hexdigest()[:6]}"
+
+
+def reference(config: EvalConfig) -> Reference:
+    """Read the policy of an evaluation.
+
+    Raises:
+        ConfigError: RUN@k with a k that is no number.
+    """
+    value = config.policy
+    if value is None:
+        return Reference("model", config.model, "base", "0000")
+    if value.startswith(("http://", "https://")):
+        return Reference("url", value, _slug(value), "none")
+    run, at, k = value.partition("@")
+    if at and re.fullmatch(r"[a-z0-9_]+", run):
+        if not k.isdigit():
+            raise ConfigError(f"policy {value!r}: RUN@k needs a checkpoint's number, e.g. {run}@3")
+        return Reference("checkpoint", value, _slug(value), f"{int(k):04d}", run, int(k))
+    return Reference("model", value, _slug(value), "none")
+
+
+def checkpoint_file(ref: Reference) -> Path:
+    """The marker of RUN@k, relative to the project's root."""
+    return Path("results") / ref.run / "checkpoints" / f"{ref.iteration:04d}" / "checkpoint.json"
+
+
+def name(run: str, config: RunConfig | EvalConfig, iteration: int | None) -> str:
+    """The policy column of an evaluation's rollouts: RUN@k, or the words of the configuration."""
+    if isinstance(config, EvalConfig):
+        return reference(config).value
+    return f"{run}@{iteration}"

@@ -1,0 +1,87 @@
+"""What every rule's script does around its stage: configuration, log, timing, and one sentence on an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from openforge import config as typed
+from openforge.tables import write_beside
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a run.
+
+    Attributes:
+        run_dir: results/<run>, absolute.
+        part: purpose, cell, iteration and shard of the job's wildcards, where it has them.
+    """
+
+    stage: str
+    run: str
+    root: Path
+    run_dir: Path
+    config: typed.RunConfig | typed.EvalConfig
+    part: dict[str, str]
+    log: TextIO
+
+    @property
+    def iteration(self) -> int | None:
+        return None if self.part.get("k", "none") == "none" else int(self.part["k"])
+
+    @property
+    def train_config(self) -> typed.RunConfig:
+        if not isinstance(self.config, typed.RunConfig):
+            raise typed.ConfigError(f"config/{self.run}.yaml is an evaluation's and cannot train")
+        return self.config
+
+    def cell(self) -> typed.Cell:
+        """The configured cell of an evaluation job."""
+        name = self.part["cell"].split(".")[0]
+        return next(c for c in self.config.cells if c.name == name)
+
+    def say(self, line: str) -> None:
+        """A line of progress, to the terminal and the log."""
+        stamp = f"{datetime.now():%H:%M:%S} {self.stage}"
+        where = " ".join(v for k, v in self.part.items() if k != "purpose")
+        text = f"{stamp} {self.run} {where}: {line}\n"
+        for stream in (sys.stderr, self.log):
+            stream.write(text)
+            stream.flush()
+
+
+@contextmanager
+def job(stage: str, snakemake: Any) -> Iterator[Job]:
+    """Run a stage's script; its seconds go to results/<run>/timings/, an error becomes a sentence and exit code 1."""
+    wildcards = {k: str(v) for k, v in snakemake.wildcards.items()}
+    # Rules of one purpose spell it out in their paths instead of carrying it as a wildcard.
+    run = wildcards.pop("run", "")
+    root = Path(os.environ.get("OPENFORGE_ROOT", ".")).resolve()
+    log_path = Path(snakemake.log[0])
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    started, clock = datetime.now(UTC), time.monotonic()
+    with open(log_path, "w") as log:
+        try:
+            config = typed.load(run, root, snakemake.config).config
+            one = Job(stage, run, root, root / "results" / run, config, wildcards, log)
+            yield one
+        except Exception as e:
+            if not type(e).__module__.startswith("openforge."):
+                traceback.print_exc(file=log)
+            for stream in (sys.stderr, log):
+                kind = "" if type(e).__module__.startswith("openforge.") else f"{type(e).__name__}: "
+                print(f"error: {stage} of {run}: {kind}{e}", file=stream)
+            sys.exit(1)
+        name = "-".join([stage, *wildcards.values()])
+        took = {"stage": stage, "seconds": round(time.monotonic() - clock, 3), "started": started.isoformat()}
+        write_beside(one.run_dir / "timings" / f"{name}.json", json.dumps(took | wildcards) + "\n")

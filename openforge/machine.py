@@ -1,0 +1,43 @@
+"""Says in one sentence what this machine lacks, before anything is downloaded: `python3 openforge/machine.py`.
+
+Standard library only and old syntax: it must run on the very Python that is too old.
+"""
+
+import os
+import platform
+import shutil
+import sys
+
+MEMORY_GB = 12
+DISK_GB = 25
+
+
+def lacks() -> str:
+    """The first thing that is missing, as a sentence; empty when the machine will do."""
+    if sys.version_info[:2] != (3, 11):
+        return (
+            "OpenForge needs Python 3.11 (its pinned wheels are for it), this is Python %d.%d; "
+            "name one with: make PYTHON=python3.11" % sys.version_info[:2]
+        )
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "OpenForge's CPU wheels are for Linux on x86_64, this is %s on %s." % (
+            platform.system(),
+            platform.machine(),
+        )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if memory < MEMORY_GB:
+        return "The demo needs %d GB of memory, this machine has %.1f." % (MEMORY_GB, memory)
+    # What is built already needs no room a second time.
+    if not os.path.exists(".software/train-cpu/ready.json"):
+        free = shutil.disk_usage(".").free / 2**30
+        if free < DISK_GB:
+            return "Set-up and demo need %d GB of disk, %.1f are free here." % (DISK_GB, free)
+    if shutil.which("bwrap") is None:
+        return "OpenForge's local sandbox needs bubblewrap: apt-get install bubblewrap (as root)."
+    return ""
+
+
+if __name__ == "__main__":
+    sentence = lacks()
+    if sentence:
+        sys.exit("error: " + sentence)

@@ -1,0 +1,165 @@
+"""plan(k): the rollout table of an iteration, or of an evaluation cell.
+
+Training draws without replacement over epochs: position p of the whole run is task perm_e[p mod T] of epoch
+e = p div T, perm_e a permutation seeded by (seed, e). The state is k and the seed; there is no cursor to lose.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openforge import tables
+from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling
+
+# numpy and torch take 32-bit seeds; staying below 2**31 fits every consumer.
+SEED_BITS = 31
+
+
+class PlanError(ValueError):
+    """A table that cannot be planned, in one sentence."""
+
+
+def draw(task_ids: Sequence[str], seed: int, start: int, count: int) -> list[str]:
+    """Task ids at positions start .. start+count-1 of the seeded sequence of epochs."""
+    order: list[str] = []
+    epoch = start // len(task_ids)
+    while len(order) < start % len(task_ids) + count:
+        perm = sorted(task_ids)
+        random.Random(f"{seed}/{epoch}").shuffle(perm)
+        order += perm
+        epoch += 1
+    first = start % len(task_ids)
+    return order[first : first + count]
+
+
+def _split(tasks: Sequence[Mapping[str, Any]], split: str) -> dict[str, Mapping[str, Any]]:
+    chosen = {t["task_id"]: t for t in tasks if t["split"] == split}
+    if not chosen:
+        known = sorted({t["split"] for t in tasks})
+        raise PlanError(f"no task has split {split!r}; the table's splits are {', '.join(known) or 'none'}")
+    return chosen
+
+
+def _lower(a: float | None, b: float | None) -> Any:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _rows(
+    run: str,
+    purpose: str,
+    cell: str,
+    iteration: int | None,
+    drawn: Sequence[Mapping[str, Any]],
+    *,
+    config: RunConfig | EvalConfig,
+    n: int,
+    harness: Harness,
+    sampling: Sampling,
+    limits: Limits,
+    policy: str,
+) -> list[dict[str, Any]]:
+    shards = min(config.rollout.shards, len(drawn))
+    seen: Counter[str] = Counter()
+    rows = []
+    for g, task in enumerate(drawn):
+        repeat = seen[task["task_id"]]
+        seen[task["task_id"]] += 1
+        group = tables.group_id(run, purpose, cell, iteration, repeat, task["task_id"])
+        own = task["task_limits"]
+        for sample in range(n):
+            rollout = tables.rollout_id(group, sample)
+            rows.append(
+                dict(
+                    task,
+                    rollout_id=rollout,
+                    group_id=group,
+                    sample=sample,
+                    purpose=purpose,
+                    cell=cell,
+                    iteration=iteration,
+                    benchmark=task["source"],
+                    draw=repeat,
+                    # Contiguous blocks of groups: a group never spans shards.
+                    shard=g * shards // len(drawn) + 1,
+                    reserve=False,
+                    orchestrator=config.rollout.sandbox,
+                    image="host",
+                    network=config.rollout.network,
+                    harness=harness.name,
+                    harness_options=json.dumps(harness.model_dump(exclude={"name"}), sort_keys=True),
+                    judge=None,
+                    limits={
+                        "turns": _lower(own["turns"], limits.turns),
+                        "tokens": _lower(own["tokens"], limits.tokens),
+                        "seconds": _lower(own["seconds"], limits.seconds),
+                    },
+                    sampling=sampling.model_dump(),
+                    seed=int(tables.h("seed", config.seed, rollout), 16) % 2**SEED_BITS,
+                    policy=policy,
+                )
+            )
+    return rows
+
+
+def shards(config: RunConfig | EvalConfig, cell: Cell | None) -> int:
+    """Number of shards of a table, known before it is drawn (the DAG needs it)."""
+    if cell is None and isinstance(config, RunConfig):
+        return min(config.rollout.shards, config.data.train_batch_size)
+    return 1
+
+
+def train_table(
+    run: str, config: RunConfig, tasks: Sequence[Mapping[str, Any]], iteration: int
+) -> list[dict[str, Any]]:
+    """The rollout table of training iteration k >= 1: `data.train_batch_size` groups of `rollout.n` rollouts."""
+    by_id = _split(tasks, config.data.train_split)
+    batch = config.data.train_batch_size
+    ids = draw(list(by_id), config.seed, (iteration - 1) * batch, batch)
+    return _rows(
+        run,
+        "train",
+        "train",
+        iteration,
+        [by_id[i] for i in ids],
+        config=config,
+        n=config.rollout.n,
+        harness=config.harness,
+        sampling=config.sampling,
+        limits=config.limits,
+        policy=f"{run}@{max(0, iteration - 1 - config.lag)}",
+    )
+
+
+def eval_table(
+    run: str,
+    config: RunConfig | EvalConfig,
+    tasks: Sequence[Mapping[str, Any]],
+    cell: Cell,
+    iteration: int | None,
+    policy: str,
+    cell_id: str | None = None,
+) -> list[dict[str, Any]]:
+    """The rollout table of an evaluation cell: the first tasks of its split's seeded order, `cell.n` samples each."""
+    by_id = _split(tasks, cell.split)
+    count = len(by_id) if cell.tasks is None else cell.tasks
+    if count > len(by_id):
+        raise PlanError(f"cell {cell.name!r} asks for {count} tasks; split {cell.split!r} has {len(by_id)}")
+    ids = draw(list(by_id), config.seed, 0, count)
+    one_shard = config.model_copy(update={"rollout": config.rollout.model_copy(update={"shards": 1})})
+    return _rows(
+        run,
+        "eval",
+        cell_id or cell.name,
+        iteration,
+        [by_id[i] for i in ids],
+        config=one_shard,
+        n=cell.n,
+        harness=cell.harness,
+        sampling=cell.sampling,
+        limits=cell.limits or config.limits,
+        policy=policy,
+    )

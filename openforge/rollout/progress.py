@@ -1,0 +1,59 @@
+"""What a shard says while it runs: done, running, failed, mean reward so far, tokens a second, time left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+
+PLAIN_EVERY, TERMINAL_EVERY = 5.0, 1.0
+
+
+class Progress:
+    """Counts of one shard, printed as a line: rewritten in place on a terminal, appended elsewhere."""
+
+    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+        self.total, self.done, self.running, self.failed, self.retried = total, 0, 0, 0, 0
+        self.rewards: list[float] = []
+        self.tokens = 0
+        self._earlier = 0
+        self._say, self._start = say, time.monotonic()
+
+    def skip(self, count: int) -> None:
+        """Rollouts that an earlier attempt of the shard had finished."""
+        self.done += count
+        self._earlier = count
+
+    def ended(self, reward: float | None, tokens: int) -> None:
+        self.done += 1
+        self.tokens += tokens
+        if reward is None:
+            self.failed += 1
+        else:
+            self.rewards.append(reward)
+
+    def line(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        here = self.done - self._earlier
+        left = seconds * (self.total - self.done) / here if here else None
+        reward = f"{sum(self.rewards) / len(self.rewards):.3f}" if self.rewards else "-"
+        clock = "?" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
+        return (
+            f"{self.done}/{self.total} episodes done, {self.running} running, {self.failed} failed, "
+            f"mean reward {reward}, {self.tokens / seconds:.0f} tok/s, {clock} left"
+        )
+
+    async def report(self) -> None:
+        """Print until cancelled."""
+        terminal = sys.stderr.isatty()
+        last = ""
+        while True:
+            await asyncio.sleep(TERMINAL_EVERY if terminal else PLAIN_EVERY)
+            line = self.line()
+            if terminal:
+                sys.stderr.write(f"\r\x1b[K{line}")
+                sys.stderr.flush()
+            elif line != last:
+                self._say(line)
+            last = line

@@ -1,0 +1,231 @@
+"""DuckDB over results/<run>/: store.duckdb holds views only, so no job ever holds it open.
+
+Views: every table of `openforge.tables` under its own name with its partition keys as typed columns, except
+that `all_episodes` has every attempt and `episodes` the final ones with their latest score; `latest_scores`;
+`unreadable_files`, what the others leave out.
+
+A view reads a pattern, so files written later appear without a refresh. Three traps of DuckDB shape it: a
+pattern without files is an error (hence an empty twin of each table, its name with a leading dot, which the
+pattern matches too), one unreadable file kills a whole view (hence then a list of the readable ones), and a
+relative path depends on the client's working directory (hence absolute ones, rewritten when the folder moved).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from openforge.tables import TABLES, Table, TableError, check_file, write_table
+
+STORE = "store.duckdb"
+# The oldest storage that clients in use open: duckdb-cli lags behind the library.
+STORAGE_VERSION = "v1.2.0"
+
+# Partition keys that are numbers; the path says `none` for the iteration of a foreign policy.
+_NUMBERS = {k: f"CAST(nullif({k}, 'none') AS INTEGER) AS {k}" for k in ("iteration", "shard")}
+
+_LATEST_SCORES = """
+SELECT * FROM scores
+QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scorer_version DESC) = 1
+"""
+
+_EPISODES = """
+SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.components
+FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
+WHERE e.final
+"""
+
+
+class StoreError(ValueError):
+    """A run without results, or a query that DuckDB refuses; one sentence."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that the views leave out, and why."""
+
+    table: str
+    path: Path
+    error: str
+
+
+def unreadable(run_dir: Path) -> list[Unreadable]:
+    """Files of the run that cannot be read: truncated, another table's, or of another schema version."""
+    found = []
+    for table in TABLES.values():
+        for path in _files(run_dir, table):
+            try:
+                check_file(path, table)
+            except TableError as e:
+                found.append(Unreadable(table.name, path, str(e)))
+    return found
+
+
+def refresh(run_dir: Path) -> list[Unreadable]:
+    """Bring results/<run>/store.duckdb up to date; it is rewritten only if its views have changed.
+
+    Names every unreadable file on stderr and returns them.
+
+    Raises:
+        StoreError: the run has no results folder, or the store cannot be written.
+    """
+    run_dir = run_dir.absolute()
+    if not run_dir.is_dir():
+        known = ", ".join(runs(run_dir.parent)) or "none"
+        raise StoreError(f"run {run_dir.name!r} has no results in {run_dir.parent}; runs there: {known}")
+    bad = unreadable(run_dir)
+    for u in bad:
+        print(f"warning: left out of view {u.table}: {u.error}", file=sys.stderr)
+    try:
+        for table in TABLES.values():
+            twin = run_dir / _twin(table)
+            if not _readable(twin, table):
+                write_table(twin, table, [])
+        views = _views(run_dir, bad)
+        if _definition(run_dir / STORE) != _digest(views):
+            _write(run_dir / STORE, views)
+    except OSError as e:
+        raise StoreError(f"{run_dir / STORE} cannot be written: {e}") from e
+    return bad
+
+
+def query(run_dir: Path, sql: str) -> pa.Table:
+    """Run one statement on the refreshed store, opened read-only; times are in UTC.
+
+    Raises:
+        StoreError: no such run, or DuckDB's message (its first line) on a statement that it refuses.
+    """
+    refresh(run_dir)
+    try:
+        with duckdb.connect(str(run_dir.absolute() / STORE), read_only=True) as c:
+            c.execute("SET TimeZone = 'UTC'")
+            result = c.execute(sql)
+            if result.description is None:
+                return pa.table({})
+            return result.to_arrow_table()
+    except duckdb.Error as e:
+        raise StoreError(str(e).strip().splitlines()[0]) from None
+
+
+def rows(run_dir: Path, sql: str) -> list[dict[str, Any]]:
+    """`query` as a list of dicts."""
+    out: list[dict[str, Any]] = query(run_dir, sql).to_pylist()
+    return out
+
+
+def runs(results: Path) -> list[str]:
+    """Names of the runs in a results folder, sorted."""
+    if not results.is_dir():
+        return []
+    return sorted(p.name for p in results.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _pattern(table: Table) -> str:
+    """Glob of a table's files below results/<run>/."""
+    return "/".join([table.name, *(f"{k}=*" for k in table.partition)]) + (
+        f"/{table.name}.parquet" if table.partition else ".parquet"
+    )
+
+
+def _twin(table: Table) -> str:
+    """Path of the empty twin, which the view's pattern matches as well."""
+    return "." + _pattern(table).replace("*", "none")
+
+
+def _files(run_dir: Path, table: Table) -> list[Path]:
+    return sorted(run_dir.glob(_pattern(table)))
+
+
+def _readable(path: Path, table: Table) -> bool:
+    try:
+        check_file(path, table)
+    except TableError:
+        return False
+    return True
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _escape(path: Path) -> str:
+    """A folder as a glob that matches nothing else."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in str(path))
+
+
+def _sources(run_dir: Path, table: Table, bad: list[Unreadable]) -> list[str]:
+    left_out = {u.path for u in bad if u.table == table.name}
+    if not left_out:
+        return [f"{_escape(run_dir)}/*{_pattern(table)}"]
+    good = [p for p in _files(run_dir, table) if p not in left_out]
+    return [_escape(p) for p in (run_dir / _twin(table), *good)]
+
+
+def _table_view(run_dir: Path, table: Table, bad: list[Unreadable]) -> str:
+    """The SELECT of one table: its columns in declared order, then partition keys that the files lack."""
+    declared = [c.name for c in table.columns]
+    names = declared + [k for k in table.partition if k not in declared]
+    # As text first: DuckDB's own guess would make 4 of 0004 and fail on `none`.
+    columns = [_NUMBERS.get(n, f'"{n}"') if n in table.partition else f'"{n}"' for n in names]
+    hive = "hive_partitioning = false"
+    if table.partition:
+        types = ", ".join(f"'{k}': VARCHAR" for k in table.partition)
+        hive = f"hive_partitioning = true, hive_types = {{{types}}}"
+    files = ", ".join(map(_quote, _sources(run_dir, table, bad)))
+    return f"SELECT {', '.join(columns)} FROM read_parquet([{files}], {hive})"
+
+
+def _views(run_dir: Path, bad: list[Unreadable]) -> dict[str, str]:
+    views = {
+        ("all_episodes" if t.name == "episodes" else t.name): _table_view(run_dir, t, bad)
+        for t in TABLES.values()
+    }
+    views["latest_scores"] = _LATEST_SCORES
+    views["episodes"] = _EPISODES
+    listed = ", ".join(f"({_quote(u.table)}, {_quote(str(u.path))}, {_quote(u.error)})" for u in bad)
+    values = f"(VALUES {listed or '(NULL, NULL, NULL)'}) AS t(table_name, path, error)"
+    views["unreadable_files"] = f"SELECT * FROM {values} WHERE path IS NOT NULL"
+    return views
+
+
+def _digest(views: dict[str, str]) -> str:
+    return hashlib.sha256(repr((STORAGE_VERSION, views)).encode()).hexdigest()
+
+
+def _definition(store: Path) -> str | None:
+    """Digest of the views that a store holds; None if there is no store, or one that cannot be read."""
+    if not store.exists():
+        return None
+    try:
+        with duckdb.connect(str(store), read_only=True) as c:
+            row = c.execute("SELECT digest FROM store_definition").fetchone()
+            return None if row is None else str(row[0])
+    except duckdb.Error:
+        return None
+
+
+def _write(store: Path, views: dict[str, str]) -> None:
+    beside = store.with_name(f".{store.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with duckdb.connect() as c:
+            c.execute(f"ATTACH {_quote(str(beside))} AS store (STORAGE_VERSION '{STORAGE_VERSION}')")
+            c.execute("USE store")
+            for name, select in views.items():
+                c.execute(f"CREATE VIEW {name} AS {select}")
+            c.execute(f"CREATE VIEW store_definition AS SELECT {_quote(_digest(views))} AS digest")
+            c.execute("USE memory")
+            c.execute("DETACH store")
+        os.replace(beside, store)
+    except duckdb.IOException as e:
+        raise StoreError(f"{store} cannot be written: {str(e).splitlines()[0]}") from e
+    finally:
+        beside.unlink(missing_ok=True)
+        beside.with_name(beside.name + ".wal").unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+# Configurations by run, and what each job reads. Parsing needs neither GPU, model, network nor keys.
+import os
+import sys
+from pathlib import Path
+
+import psutil
+from snakemake.exceptions import WorkflowError
+
+from openforge import config as typed
+from openforge import plan as planning
+from openforge.tables import partition_path
+
+# A warm policy server ends when this process does (docs/design.md, section 4). Jobs inherit the name.
+os.environ.setdefault(
+    "OPENFORGE_OWNER", f"{os.getpid()}:{psutil.Process().create_time()}"
+)
+os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
+
+
+def targeted(name):
+    """Whether the command line names this run, as a target or as a path of its results."""
+    words = sys.argv[1:]
+    target = name if name.startswith("eval_") else f"train_{name}"
+    return any(
+        w in (target, name if name == "demo" else target) or f"results/{name}/" in w
+        for w in words
+    )
+
+
+def load_runs():
+    """Every valid configuration; --config is laid over the runs that the command line names.
+
+    An invalid one stops only the commands that name it: a broken mine.yaml is no reason to refuse `snakemake demo`.
+    """
+    root = Path(workflow.basedir)
+    names = typed.runs(root)
+    named = [n for n in names if targeted(n)]
+    if config and not named:
+        named = [n for n in names if n == "demo"]
+    runs = {}
+    for name in names:
+        try:
+            runs[name] = typed.load(
+                name, root, config if name in named else None
+            ).config
+        except typed.ConfigError as e:
+            if name in named:
+                raise WorkflowError(str(e)) from None
+            print(f"warning: {e}; its targets are left out", file=sys.stderr)
+    return runs
+
+
+RUNS = load_runs()
+
+
+def number(k):
+    return None if k == "none" else int(k)
+
+
+def cell_of(wildcards):
+    """The configured cell of an evaluation's path; a foreign policy's cell is called <cell>.<policy>."""
+    name = wildcards.cell.split(".")[0]
+    for cell in RUNS[wildcards.run].cells:
+        if cell.name == name:
+            return cell
+    raise WorkflowError(
+        f"config/{wildcards.run}.yaml has no cell {name!r}; its cells: "
+        + (", ".join(c.name for c in RUNS[wildcards.run].cells) or "none")
+    )
+
+
+def shard_names(wildcards):
+    cell = None if wildcards.purpose == "train" else cell_of(wildcards)
+    return [
+        f"{i + 1:04d}" for i in range(planning.shards(RUNS[wildcards.run], cell))
+    ]
+
+
+def shard_files(table):
+    """The files of all shards of an iteration or evaluation."""
+
+    def files(wildcards):
+        part = f"purpose={wildcards.purpose}/cell={wildcards.cell}/iteration={wildcards.k}"
+        return [
+            f"results/{wildcards.run}/{table}/{part}/shard={s}/{table}.parquet"
+            for s in shard_names(wildcards)
+        ]
+
+    return files
+
+
+def marker(run, k):
+    return f"results/{run}/checkpoints/{k:04d}/checkpoint.json"
+
+
+def sampled_checkpoint(wildcards):
+    """The checkpoint that a rollout samples from: b(k) = max(0, k-1-lag) in training, k in evaluation."""
+    if wildcards.purpose == "train":
+        k = int(wildcards.k)
+        return marker(wildcards.run, max(0, k - 1 - RUNS[wildcards.run].lag))
+    return policy_input(wildcards)
+
+
+def software(*names):
+    """Built environments as inputs that never re-plan: a rebuilt one applies from the first unfinished iteration."""
+    return [ancient(f".software/{n}/ready.json") for n in names]
+
+
+HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}
+
+
+def rollout_software(wildcards):
+    c = RUNS[wildcards.run]
+    harness = c.harness if wildcards.purpose == "train" else cell_of(wildcards).harness
+    server = (
+        c.server
+        if wildcards.purpose == "train"
+        else cell_of(wildcards).server or c.server
+    )
+    serve = [] if server.url else [f"serve-{server.device}"]
+    return software(*serve, HARNESS_SOFTWARE[harness.name])

@@ -1,0 +1,43 @@
+# Checkpoint 0: the prepared base model. An evaluation's foreign policy stands beside it under its own name.
+from openforge.eval import policies
+
+
+def policy_input(wildcards):
+    """The checkpoint that an evaluation samples from. RUN@k is read where it stands and never plans its training."""
+    c = RUNS[wildcards.run]
+    if isinstance(c, typed.RunConfig):
+        return marker(wildcards.run, int(wildcards.k))
+    ref = policies.reference(c)
+    if ref.kind == "url":
+        return []
+    if ref.kind == "checkpoint":
+        path = policies.checkpoint_file(ref)
+        if not path.exists():
+            raise WorkflowError(
+                f"policy {ref.value}: {path} does not exist; train it first: snakemake train_{ref.run}"
+            )
+        # Under its absolute name no rule can make it: an evaluation never plans a training job.
+        return str(path.resolve())
+    return f"results/{wildcards.run}/policies/{ref.slug}/checkpoint.json"
+
+
+rule prepare:
+    input:
+        software("serve-cpu"),
+    output:
+        "results/{run}/checkpoints/0000/checkpoint.json",
+    log:
+        "logs/{run}/prepare.log",
+    script:
+        "../scripts/prepare.py"
+
+
+rule prepare_policy:
+    input:
+        software("serve-cpu"),
+    output:
+        "results/{run}/policies/{slug}/checkpoint.json",
+    log:
+        "logs/{run}/prepare-{slug}.log",
+    script:
+        "../scripts/prepare.py"

@@ -1,0 +1,29 @@
+def iteration_files(wildcards):
+    """Scores, samples and checkpoints of every iteration: the learning curve is part of a run's training."""
+    c = RUNS[wildcards.run]
+    if isinstance(c, typed.EvalConfig):
+        return []
+    part = "purpose=train/cell=train"
+    return [
+        f
+        for k in range(1, c.iterations + 1)
+        for f in (
+            f"results/{wildcards.run}/scores/{part}/iteration={k:04d}/scores.parquet",
+            f"results/{wildcards.run}/samples/{part}/iteration={k:04d}/samples.parquet",
+            f"results/{wildcards.run}/metrics/{part}/iteration={k:04d}/metrics.parquet",
+            marker(wildcards.run, k),
+        )
+    ]
+
+
+rule write_report:
+    input:
+        evaluations,
+        iteration_files,
+    output:
+        page="results/{run}/report/index.html",
+        summary="results/{run}/summary.json",
+    log:
+        "logs/{run}/report.log",
+    script:
+        "../scripts/report.py"

@@ -1,0 +1,25 @@
+# Software environments, built once from the exact pins in envs/.
+SOFTWARE = sorted(p.stem for p in Path(workflow.basedir, "envs").glob("*-*.txt"))
+DEVICES = {"serve-gpu", "train-gpu"}
+
+for env in SOFTWARE:
+
+    rule:
+        name:
+            f"software_{env.replace('-', '_')}"
+        input:
+            f"envs/{env}.txt",
+        output:
+            f".software/{env}/ready.json",
+        log:
+            f"logs/software/{env}.log",
+        params:
+            env=env,
+        script:
+            "../scripts/software.py"
+
+
+rule software:
+    localrule: True
+    input:
+        expand(".software/{env}/ready.json", env=[e for e in SOFTWARE if e not in DEVICES]),

@@ -1,0 +1,28 @@
+def trained_from(wildcards):
+    return marker(wildcards.run, int(wildcards.k) - 1)
+
+
+def state_before(wildcards):
+    """State of k-1; checkpoint 0 has none."""
+    k = int(wildcards.k)
+    return [] if k == 1 else f"results/{wildcards.run}/state/{k - 1:04d}/state.json"
+
+
+rule train:
+    input:
+        samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
+        policy=trained_from,
+        state=state_before,
+        software=lambda w: software(f"train-{RUNS[w.run].trainer.device}"),
+    output:
+        # Markers written last: the folders beside them are renamed into place whole, and are not Snakemake's to delete.
+        policy="results/{run}/checkpoints/{k}/checkpoint.json",
+        state="results/{run}/state/{k}/state.json",
+        metrics="results/{run}/metrics/purpose=train/cell=train/iteration={k}/metrics.parquet",
+    wildcard_constraints:
+        k=r"(?!0000)\d{4}",
+    log:
+        "logs/{run}/train-{k}.log",
+    threads: workflow.cores or 1
+    script:
+        "../scripts/train.py"

@@ -1,0 +1,16 @@
+"""Build one software environment."""
+
+import sys
+import time
+from pathlib import Path
+
+from openforge import software
+
+start = time.monotonic()
+name = snakemake.params.env  # noqa: F821
+print(f"building software environment {name} from envs/{name}.txt", file=sys.stderr, flush=True)
+try:
+    software.build(name, Path.cwd())
+except software.SoftwareError as e:
+    sys.exit(f"error: {e}")
+print(f"software environment {name} is ready ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)

@@ -1,0 +1,12 @@
+"""Raw tasks of a run."""
+
+from collections import Counter
+
+from openforge import tables
+from openforge.job import job
+from openforge.tasks import raw_tasks
+
+with job("tasks", snakemake) as j:  # noqa: F821
+    rows = raw_tasks(j.config.tasks, j.config.environment, j.root)
+    tables.write_table(snakemake.output[0], tables.TASKS, rows)  # noqa: F821
+    j.say(", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items())) + " tasks")
