@@ -36,12 +36,18 @@ def python_of(name: str, root: Path | None = None) -> Path:
     """The Python of a built environment.
 
     Raises:
-        SoftwareMissing: it is not built.
+        SoftwareMissing: it is not built, or was built from other pins than those in envs/.
     """
-    python = folder(name, root) / "bin" / "python"
-    if not python.exists():
-        raise SoftwareMissing(f"software environment {name!r} is not built; run: snakemake software_{name.replace('-', '_')}")
-    return python
+    base = folder(name, root)
+    ready = base / "ready.json"
+    command = f"snakemake software_{name.replace('-', '_')}"
+    if not ready.exists():
+        raise SoftwareMissing(f"software environment {name!r} is not built; run: {command}")
+    if json.loads(ready.read_text())["pins"] != pins_digest(name, root):
+        raise SoftwareMissing(
+            f"software environment {name!r} was built from other pins than envs/{name}.txt has now; run: {command}"
+        )
+    return base / "bin" / "python"
 
 
 def pins_digest(name: str, root: Path | None = None) -> str:
@@ -97,12 +103,19 @@ def _npm(python: Path, pins: Path, target: Path, name: str) -> None:
     cli = node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     # The wheel's own bin/npm is broken; npm is called through node.
     env = {**os.environ, "PATH": f"{node / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    _run([str(node / "bin" / "node"), str(cli), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], name, target, env)
+    _run(
+        [str(node / "bin" / "node"), str(cli), "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+        name,
+        target,
+        env,
+    )
 
 
 def _run(command: list[str], name: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise SoftwareError(f"software environment {name!r} could not be built: {' '.join(command[:6])} ...\n{tail}")
+        raise SoftwareError(
+            f"software environment {name!r} could not be built: {' '.join(command[:6])} ...\n{tail}"
+        )
     return done.stdout

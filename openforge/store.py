@@ -5,9 +5,10 @@ that `all_episodes` has every attempt and `episodes` the final ones with their l
 `unreadable_files`, what the others leave out.
 
 A view reads a pattern, so files written later appear without a refresh. Three traps of DuckDB shape it: a
-pattern without files is an error (hence an empty twin of each table, its name with a leading dot, which the
-pattern matches too), one unreadable file kills a whole view (hence then a list of the readable ones), and a
-relative path depends on the client's working directory (hence absolute ones, rewritten when the folder moved).
+pattern without files is an error (hence an empty twin of each table, its name with a leading dot, which
+the pattern matches too), one unreadable file kills a whole view (hence then a list of the readable ones),
+and a relative path depends on the client's working directory (hence absolute ones, rewritten when the folder
+has moved).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import hashlib
 import os
 import sys
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,28 +100,53 @@ def refresh(run_dir: Path) -> list[Unreadable]:
     return bad
 
 
-def query(run_dir: Path, sql: str) -> pa.Table:
-    """Run one statement on the refreshed store, opened read-only; times are in UTC.
+class Reader:
+    """A store opened for reading; times are in UTC."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        connection.execute("SET TimeZone = 'UTC'")
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:
+        """Run one statement, its `?` filled with `params`.
+
+        Raises:
+            StoreError: the first line of DuckDB's message on a statement that it refuses.
+        """
+        try:
+            result = self._connection.sql(sql, params=list(params) or None)
+            return pa.table({}) if result is None else result.to_arrow_table()
+        except duckdb.Error as e:
+            raise StoreError(str(e).strip().splitlines()[0]) from None
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """`query` as a list of dicts."""
+        out: list[dict[str, Any]] = self.query(sql, params).to_pylist()
+        return out
+
+
+@contextmanager
+def reader(run_dir: Path) -> Iterator[Reader]:
+    """Refresh the store and open it for reading.
 
     Raises:
-        StoreError: no such run, or DuckDB's message (its first line) on a statement that it refuses.
+        StoreError: see `refresh`.
     """
     refresh(run_dir)
-    try:
-        with duckdb.connect(str(run_dir.absolute() / STORE), read_only=True) as c:
-            c.execute("SET TimeZone = 'UTC'")
-            result = c.execute(sql)
-            if result.description is None:
-                return pa.table({})
-            return result.to_arrow_table()
-    except duckdb.Error as e:
-        raise StoreError(str(e).strip().splitlines()[0]) from None
+    with duckdb.connect(str(run_dir.absolute() / STORE), read_only=True) as connection:
+        yield Reader(connection)
+
+
+def query(run_dir: Path, sql: str) -> pa.Table:
+    """One statement on the refreshed store; see `Reader.query`."""
+    with reader(run_dir) as store:
+        return store.query(sql)
 
 
 def rows(run_dir: Path, sql: str) -> list[dict[str, Any]]:
-    """`query` as a list of dicts."""
-    out: list[dict[str, Any]] = query(run_dir, sql).to_pylist()
-    return out
+    """One statement on the refreshed store, as a list of dicts."""
+    with reader(run_dir) as store:
+        return store.rows(sql)
 
 
 def runs(results: Path) -> list[str]:
@@ -185,8 +213,7 @@ def _table_view(run_dir: Path, table: Table, bad: list[Unreadable]) -> str:
 
 def _views(run_dir: Path, bad: list[Unreadable]) -> dict[str, str]:
     views = {
-        ("all_episodes" if t.name == "episodes" else t.name): _table_view(run_dir, t, bad)
-        for t in TABLES.values()
+        ("all_episodes" if t.name == "episodes" else t.name): _table_view(run_dir, t, bad) for t in TABLES.values()
     }
     views["latest_scores"] = _LATEST_SCORES
     views["episodes"] = _EPISODES

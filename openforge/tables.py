@@ -48,24 +48,20 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         fields = [pa.field(c.name, c.type, nullable=c.null, metadata={"doc": c.doc}) for c in self.columns]
-        return pa.schema(
-            fields, metadata={"openforge_table": self.name, "openforge_schema": str(SCHEMA_VERSION)}
-        )
+        return pa.schema(fields, metadata={"openforge_table": self.name, "openforge_schema": str(SCHEMA_VERSION)})
 
     def arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Rows (dicts with exactly this table's columns) as an arrow table.
 
         Raises:
-            TableError: a row misses a column, has an unknown one, holds NULL where it is forbidden, or a value
-                of another type.
+            TableError: a row misses a column, has an unknown one, holds NULL where that is forbidden, or
+                a value of another type.
         """
         names = [c.name for c in self.columns]
         for i, row in enumerate(rows):
             if row.keys() != set(names):
                 missing, extra = [n for n in names if n not in row], [k for k in row if k not in names]
-                raise TableError(
-                    f"table {self.name}, row {i}: missing columns {missing}, unknown columns {extra}"
-                )
+                raise TableError(f"table {self.name}, row {i}: missing columns {missing}, unknown columns {extra}")
         arrays = []
         for c in self.columns:
             values = [row[c.name] for row in rows]
@@ -74,7 +70,13 @@ class Table:
                     if v is None:
                         raise TableError(f"table {self.name}, row {i}: column {c.name} must not be NULL")
             try:
-                arrays.append(pa.array(values, type=c.type))
+                array = pa.array(values, type=c.type)
+                arrays.append(array)
+                if pa.types.is_list(c.type) and not c.type.value_field.nullable and array.flatten().null_count:
+                    raise ValueError("NULL inside a list")
+                # Arrow would cut 1.5 down to 1 without a word.
+                if _whole_numbers(c.type) and _loses(c.type, pa.array(values).type):
+                    raise ValueError("a fraction or truth value where the column holds whole numbers")
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as e:
                 raise TableError(f"table {self.name}, column {c.name} ({c.type}): {e}") from e
         return pa.Table.from_arrays(arrays, schema=self.schema)
@@ -120,9 +122,7 @@ _TASK_COLUMNS = (
     Column("split", _str, "Split it belongs to, e.g. train or heldout."),
     Column("instruction", _str, "What the agent is asked to do."),
     Column("payload", _str, "The source's own fields as JSON, kept unread for graders and analysis."),
-    Column(
-        "files", pa.list_(FILE), "Files placed in the work folder before the agent starts (path relative)."
-    ),
+    Column("files", pa.list_(FILE), "Files placed in the work folder before the agent starts (path relative)."),
     Column(
         "verifier",
         VERIFIER,
@@ -138,9 +138,7 @@ TASKS = Table("tasks", "Raw tasks, one row a task.", _TASK_COLUMNS)
 
 _CELL = (
     Column("purpose", _str, "train or eval."),
-    Column(
-        "cell", _str, "One (benchmark, policy, harness, template and window, sampling); `train` for training."
-    ),
+    Column("cell", _str, "One (benchmark, policy, harness, template and window, sampling); `train` for training."),
     Column(
         "iteration",
         _i32,
@@ -214,9 +212,7 @@ EPISODES = Table(
         Column("response_tokens", _i64, "Sampled tokens over all calls."),
         Column("seconds", SECONDS, "Seconds by phase; a phase not reached is NULL."),
         Column("started", pa.timestamp("us", tz="UTC"), "Start of the attempt."),
-        Column(
-            "artifacts", _str, "Path of kept artifacts below results/<run>/; NULL if none were kept.", True
-        ),
+        Column("artifacts", _str, "Path of kept artifacts below results/<run>/; NULL if none were kept.", True),
     ),
     _PARTITION,
 )
@@ -227,9 +223,7 @@ CALLS = Table(
     (
         Column("episode_id", _str, "The episode."),
         Column("call", _i32, "Index in order of arrival, from 0."),
-        Column(
-            "thread", _i32, "Lineage thread: calls that extend one another share it; -1 when quarantined."
-        ),
+        Column("thread", _i32, "Lineage thread: calls that extend one another share it; -1 when quarantined."),
         Column("dialect", _str, "Wire format: chat, responses or messages."),
         Column("model", _str, "Model name the harness asked for."),
         Column("prefix_of", _i32, "Storage: call whose prompt + response shares the longest prefix.", True),
@@ -301,9 +295,7 @@ SAMPLES = Table(
         Column("loss_mask", pa.list_(pa.int8()), "1 where a sampled token is trained, length L."),
         Column("logprobs", _floats, "Recorded log-probabilities where loss_mask is 1, else 0; length L."),
         Column("rewards", _floats, "Reward per token, length L: the episode's at its last trained token."),
-        Column(
-            "advantages", _floats, "Advantage per token, length L; NULL where the epoch computes them.", True
-        ),
+        Column("advantages", _floats, "Advantage per token, length L; NULL where the epoch computes them.", True),
         Column("weight", _f64, "Weight of the row in the loss: rows of an episode add up to 1."),
         Column("policy_version", _str, "Policy that sampled the row."),
         Column("images", pa.list_(_str), "Hashes of the row's images in blobs, in order."),
@@ -316,18 +308,14 @@ METRICS = Table(
     "Training metrics, one row an optimizer step and metric.",
     (
         Column("iteration", _i32, "Iteration k."),
-        Column(
-            "step", _i32, "Optimizer step within the iteration, from 0; -1 for a figure of the whole epoch."
-        ),
+        Column("step", _i32, "Optimizer step within the iteration, from 0; -1 for a figure of the whole epoch."),
         Column("name", _str, "Metric, with veRL's names where it has one."),
         Column("value", _f64, "Its value."),
     ),
     ("purpose", "cell", "iteration"),
 )
 
-TABLES: dict[str, Table] = {
-    t.name: t for t in (TASKS, ROLLOUTS, EPISODES, CALLS, BLOBS, SCORES, SAMPLES, METRICS)
-}
+TABLES: dict[str, Table] = {t.name: t for t in (TASKS, ROLLOUTS, EPISODES, CALLS, BLOBS, SCORES, SAMPLES, METRICS)}
 
 
 # ---- identities ----
@@ -349,10 +337,8 @@ def episode_id(rollout: str, attempt: int) -> str:
 
 
 # ---- files ----
-def partition_path(
-    table: str, purpose: str, cell: str, iteration: int | None, shard: int | None = None
-) -> str:
-    """Path of a partition's file below results/<run>/: episodes/purpose=train/.../shard=0001/episodes.parquet.
+def partition_path(table: str, purpose: str, cell: str, iteration: int | None, shard: int | None = None) -> str:
+    """Path of a partition's file below results/<run>/, e.g. scores/purpose=train/.../scores.parquet.
 
     A foreign policy's evaluation (iteration None) stands under iteration=none.
     """
@@ -361,9 +347,7 @@ def partition_path(
     return f"{table}/purpose={purpose}/cell={cell}/iteration={it}{tail}/{table}.parquet"
 
 
-def write_table(
-    path: str | os.PathLike[str], table: Table, rows: Sequence[Mapping[str, Any]] | pa.Table
-) -> None:
+def write_table(path: str | os.PathLike[str], table: Table, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
     """Write rows as a parquet file of `table`: written beside, flushed to disk, renamed."""
     data = rows if isinstance(rows, pa.Table) else table.arrow(rows)
     if data.schema.names != table.schema.names:
@@ -418,9 +402,7 @@ def _check_schema(path: str | os.PathLike[str], schema: pa.Schema, table: Table)
         )
 
 
-def read_rows(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], table: Table
-) -> list[dict[str, Any]]:
+def read_rows(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], table: Table) -> list[dict[str, Any]]:
     """`read_table` as a list of dicts."""
     rows: list[dict[str, Any]] = read_table(paths, table).to_pylist()
     return rows
@@ -465,6 +447,25 @@ def markdown() -> str:
         out += [f"| {c.name} | `{_short(c.type)}` | {'yes' if c.null else ''} | {c.doc} |" for c in t.columns]
         out.append("")
     return "\n".join(out)
+
+
+def _parts(t: pa.DataType) -> dict[str, pa.DataType]:
+    """Types inside a list or struct by name."""
+    if pa.types.is_struct(t):
+        return {f.name: f.type for f in t}
+    return {"item": t.value_type} if pa.types.is_list(t) else {}
+
+
+def _whole_numbers(t: pa.DataType) -> bool:
+    return pa.types.is_integer(t) or any(map(_whole_numbers, _parts(t).values()))
+
+
+def _loses(declared: pa.DataType, given: pa.DataType) -> bool:
+    """Whether values of type `given` would be cut down to the whole numbers of `declared`."""
+    if pa.types.is_integer(declared):
+        return bool(pa.types.is_floating(given) or pa.types.is_boolean(given))
+    inside = _parts(given)
+    return any(_loses(t, inside[name]) for name, t in _parts(declared).items() if name in inside)
 
 
 def _short(t: pa.DataType) -> str:

@@ -3,17 +3,16 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
 from snakemake.exceptions import WorkflowError
 
 from openforge import config as typed
 from openforge import plan as planning
+from openforge.eval import policies
+from openforge.policy import process
 from openforge.tables import partition_path
 
 # A warm policy server ends when this process does (docs/design.md, section 4). Jobs inherit the name.
-os.environ.setdefault(
-    "OPENFORGE_OWNER", f"{os.getpid()}:{psutil.Process().create_time()}"
-)
+os.environ.setdefault("OPENFORGE_OWNER", str(process.this()))
 os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
 
 
@@ -43,6 +42,8 @@ def load_runs():
             runs[name] = typed.load(
                 name, root, config if name in named else None
             ).config
+            if name in named and isinstance(runs[name], typed.EvalConfig):
+                policies.check(runs[name], root)
         except typed.ConfigError as e:
             if name in named:
                 raise WorkflowError(str(e)) from None
@@ -102,8 +103,16 @@ def sampled_checkpoint(wildcards):
 
 
 def software(*names):
-    """Built environments as inputs that never re-plan: a rebuilt one applies from the first unfinished iteration."""
-    return [ancient(f".software/{n}/ready.json") for n in names]
+    """Environments that are not built yet, as inputs that never re-plan what stands.
+
+    A built one is no input: Snakemake skips every job behind an outdated ancient input, unfinished ones included.
+    Whether it was built from the pins of today is checked by the job that uses it (openforge/software.py).
+    """
+    return [
+        ancient(f".software/{n}/ready.json")
+        for n in names
+        if not Path(f".software/{n}/ready.json").exists()
+    ]
 
 
 HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}

@@ -1,7 +1,4 @@
 # Checkpoint 0: the prepared base model. An evaluation's foreign policy stands beside it under its own name.
-from openforge.eval import policies
-
-
 def policy_input(wildcards):
     """The checkpoint that an evaluation samples from. RUN@k is read where it stands and never plans its training."""
     c = RUNS[wildcards.run]
@@ -11,13 +8,8 @@ def policy_input(wildcards):
     if ref.kind == "url":
         return []
     if ref.kind == "checkpoint":
-        path = policies.checkpoint_file(ref)
-        if not path.exists():
-            raise WorkflowError(
-                f"policy {ref.value}: {path} does not exist; train it first: snakemake train_{ref.run}"
-            )
         # Under its absolute name no rule can make it: an evaluation never plans a training job.
-        return str(path.resolve())
+        return str(policies.checkpoint_file(ref, Path(workflow.basedir)).resolve())
     return f"results/{wildcards.run}/policies/{ref.slug}/checkpoint.json"
 
 

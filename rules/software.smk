@@ -1,5 +1,9 @@
 # Software environments, built once from the exact pins in envs/.
-SOFTWARE = sorted(p.stem for p in Path(workflow.basedir, "envs").glob("*-*.txt"))
+SOFTWARE = sorted(
+    p.stem
+    for p in Path(workflow.basedir, "envs").glob("*-*.txt")
+    if "." not in p.stem
+)
 DEVICES = {"serve-gpu", "train-gpu"}
 
 for env in SOFTWARE:

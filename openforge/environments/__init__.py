@@ -1,0 +1,121 @@
+"""Environments: what an episode consists of, from the task's files to the verifier's verdict."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from openforge.harnesses.base import Harness
+from openforge.sandboxes.protocol import Sandbox
+
+
+class UnknownEnvironment(ValueError):
+    """An environment that cannot be made; the message names it."""
+
+
+@dataclass(frozen=True)
+class LlmArgs:
+    """How a harness reaches the policy.
+
+    Attributes:
+        base_url: the episode's URL as seen from inside the sandbox, without /v1.
+        context_window: tokens of prompt and response together.
+    """
+
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str
+    context_window: int
+
+
+llm_args = LlmArgs
+
+
+@dataclass
+class EnvCallResult:
+    """How an episode went.
+
+    Attributes:
+        status: an end of `openforge.rollout.status.ENDS`.
+        message: one sentence on an end that is not `completed`.
+        harness_exit: exit code of the harness, None if it was killed or never ran.
+        verifier_output: the verifier's JSON line, None if it gave none.
+        seconds: seconds of the phases that were reached: setup, agent, verify.
+        harness_log: the end of what the harness printed.
+        answer: the agent's last message, None if it gave none.
+        cpu_seconds: CPU seconds of the harness and its commands, None where they were not measured.
+    """
+
+    status: str = "setup_failed"
+    message: str | None = None
+    harness_exit: int | None = None
+    harness_version: str | None = None
+    verifier_output: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    harness_log: bytes = b""
+    answer: str | None = None
+    cpu_seconds: float | None = None
+
+
+class SessionEnd(Protocol):
+    """What the proxy says about a closed session."""
+
+    @property
+    def budget_exhausted(self) -> bool: ...
+
+    @property
+    def policy_failed(self) -> str | None: ...
+
+
+CloseSession = Callable[[bool], Awaitable[SessionEnd | None]]
+
+
+class PipelineEnv(Protocol):
+    """An environment that owns the episode."""
+
+    async def run(
+        self,
+        *,
+        task: Mapping[str, Any],
+        llm_args: LlmArgs,
+        harness: Harness,
+        harness_options: Mapping[str, Any],
+        limits: Mapping[str, Any],
+        session: CloseSession,
+        judge: Mapping[str, Any] | None = None,
+    ) -> EnvCallResult:
+        """Run one episode to its verdict.
+
+        Args:
+            task: the rollout row.
+            limits: turns, tokens and seconds in force.
+            session: closes the episode's session at the proxy; called once the harness has ended, with
+                whether it ended by itself.
+
+        Raises:
+            SandboxError: the sandbox could not be used, or was lost.
+            HarnessError: the harness could not be started.
+        """
+        ...
+
+
+def create_env(name: str, sandbox: Sandbox) -> PipelineEnv:
+    """The environment `name` on a sandbox: a package here, or the import path of a module with `create_env`.
+
+    Raises:
+        UnknownEnvironment: there is no such module, or it has no create_env.
+    """
+    path = name if "." in name else f"openforge.environments.{name}.env"
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as e:
+        if e.name is not None and (path == e.name or path.startswith(f"{e.name}.")):
+            raise UnknownEnvironment(f"environment {name!r} cannot be imported: there is no module {e.name}") from None
+        raise
+    make = getattr(module, "create_env", None)
+    if make is None:
+        raise UnknownEnvironment(f"environment {name!r}: module {path} has no create_env(sandbox)")
+    env: PipelineEnv = make(sandbox)
+    return env

@@ -54,9 +54,23 @@ def reference(config: EvalConfig) -> Reference:
     return Reference("model", value, _slug(value), "none")
 
 
-def checkpoint_file(ref: Reference) -> Path:
-    """The marker of RUN@k, relative to the project's root."""
-    return Path("results") / ref.run / "checkpoints" / f"{ref.iteration:04d}" / "checkpoint.json"
+def checkpoint_file(ref: Reference, root: Path) -> Path:
+    """The marker of RUN@k."""
+    return root / "results" / ref.run / "checkpoints" / f"{ref.iteration:04d}" / "checkpoint.json"
+
+
+def check(config: EvalConfig, root: Path) -> None:
+    """Refuse a policy that cannot be read, before any job.
+
+    Raises:
+        ConfigError: RUN@k that is malformed or was never trained.
+    """
+    ref = reference(config)
+    if ref.kind == "checkpoint" and not checkpoint_file(ref, root).exists():
+        raise ConfigError(
+            f"policy {ref.value}: results/{ref.run}/checkpoints/{ref.iteration:04d} does not exist; "
+            f"train it first: snakemake train_{ref.run}"
+        )
 
 
 def name(run: str, config: RunConfig | EvalConfig, iteration: int | None) -> str:

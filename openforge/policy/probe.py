@@ -1,7 +1,8 @@
 """The probe: a fixed prompt whose logprobs tell whether a server serves the weights it claims.
 
-Whoever writes a checkpoint scores the prompt with its own model and leaves `probe.json` beside the weights; whoever
-serves the checkpoint compares. Needs torch only where a model is scored, so that every environment can import it.
+Whoever writes a checkpoint scores the prompt with its own model and leaves `probe.json` beside the weights;
+whoever serves the checkpoint compares. Needs torch only where a model is scored, so that every environment can
+import it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 LENGTH = 32
 
-# Measured: fp32 differs by 4e-5 at most from a transformers forward, bf16 by 0.23; stale weights by 1 and more.
+# Measured against a transformers forward: fp32 differs by 4e-5 at most, bf16 by 0.23, stale weights by 1 and more.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 
 
@@ -31,8 +32,8 @@ def write_probe(model: Any, folder: Path) -> None:
     """Score the probe with `model` and write probe.json: ids (LENGTH) and logprobs (LENGTH - 1, natural log).
 
     Args:
-        model: a causal language model in evaluation: `model(ids)` with ids of shape (1, LENGTH) gives `.logits` of
-            shape (1, LENGTH, vocab); its embedding's rows are the vocabulary.
+        model: a causal language model: `model(ids)` with ids of shape (1, LENGTH) gives `.logits` of shape
+            (1, LENGTH, vocab); its embedding's rows are the vocabulary.
         folder: the checkpoint folder.
     """
     import torch
@@ -59,7 +60,9 @@ def read_probe(folder: Path) -> tuple[list[int], list[float]]:
         probe = json.loads((folder / "probe.json").read_text())
         return list(probe["ids"]), [float(x) for x in probe["logprobs"]]
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise PolicyMismatch(f"{folder}/probe.json is missing or unreadable ({e}); the policy cannot be checked") from None
+        raise PolicyMismatch(
+            f"{folder}/probe.json is missing or unreadable ({e}); the policy cannot be checked"
+        ) from None
 
 
 def compare(expected: Sequence[float], served: Sequence[float], dtype: str, what: str) -> float:

@@ -1,4 +1,4 @@
-"""Identity of processes: a pid alone is reused, the pair (pid, start time) is not. Linux (/proc), standard library."""
+"""Identity of processes: a pid alone is reused, the pair (pid, start time) is not. Linux, standard library."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def session_of(who: Identity) -> list[Identity]:
 
 
 def end_session(who: Identity, grace: float = 10.0) -> None:
-    """End a session leader and everything in its session: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
+    """End a leader and its session: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
     for sig, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
         deadline = time.monotonic() + seconds
         members = session_of(who)

@@ -49,7 +49,12 @@ def write_checkpoint(folder: Path, iteration: int, **extra: Any) -> dict[str, An
         What was written: iteration, policy_version, sha256 and `extra`.
     """
     sha256 = weights_sha256(folder)
-    record = {"iteration": iteration, "policy_version": policy_version(iteration, sha256), "sha256": sha256, **extra}
+    record = {
+        "iteration": iteration,
+        "policy_version": policy_version(iteration, sha256),
+        "sha256": sha256,
+        **extra,
+    }
     (folder / "checkpoint.json").write_text(json.dumps(record, indent=1) + "\n")
     return record
 

@@ -104,7 +104,9 @@ class Partial:
         # One write(2) a record: appends of several records never interleave, a kill tears the last one at most.
         written = os.write(self._fd, line)
         if written != len(line):
-            raise OSError(f"{self._records}: only {written} of {len(line)} bytes were written; is the disk full?")
+            raise OSError(
+                f"{self._records}: only {written} of {len(line)} bytes were written; is the disk full?"
+            )
 
     def close(self) -> None:
         os.close(self._fd)

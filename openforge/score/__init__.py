@@ -56,7 +56,9 @@ def score_all(episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [score(e, now) for e in episodes if e["final"]]
 
 
-def check_quorum(episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], quorum: float) -> str:
+def check_quorum(
+    episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], quorum: float
+) -> str:
     """One line on how the rollouts ended.
 
     Raises:
@@ -67,6 +69,6 @@ def check_quorum(episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping
     ends = ", ".join(f"{n} {s}" for s, n in Counter(e["status"] for e in final).most_common())
     line = f"{rewarded} of {len(final)} rollouts have a reward ({ends})"
     if not final or rewarded < quorum * len(final):
-        first = next((e["message"] for e in final if e["message"]), "no message")
+        first = next((e["message"] for e in final if e["message"] and not ENDS[e["status"]].verified), "none")
         raise QuorumError(f"{line}; the quorum is {quorum:.0%}. First message: {first}")
     return line

@@ -1,0 +1,102 @@
+"""tasks: raw tasks of a run, one row a task.
+
+Generated tasks are written as folders in ClawEval's format and read back by the importer that reads anyone's: what is
+trained on is what stands in results/<run>/tasks/.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from openforge.config import Tasks
+from openforge.environments.claw_eval.folder import Unsupported, make_verifier, read_folder, write_folder
+from openforge.tasks import demo, tiny
+
+VERIFIER_SECONDS = 30.0
+
+
+class TasksError(ValueError):
+    """Raw tasks that cannot be had; the message names the folder or task."""
+
+
+def raw_tasks(config: Tasks, folder: Path, root: Path) -> list[dict[str, Any]]:
+    """Rows of tables.TASKS.
+
+    Args:
+        config: the `tasks` section of a run.
+        folder: where generated task folders are written.
+        root: what a relative `tasks.source` starts from.
+
+    Raises:
+        TasksError: the source does not exist or holds no task; two tasks have one id.
+        FolderError: a task folder is not in the format.
+    """
+    if config.source in ("demo", "tiny"):
+        make = {"demo": demo.generate, "tiny": tiny.generate}[config.source]
+        beside = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        for task in make(config.train, config.heldout, config.unseen, config.seed):
+            write_folder(beside / task["task_id"], row(task, config.source))
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        rows = read_folders(folder, config.source)
+    else:
+        source = root / config.source
+        if not source.is_dir():
+            raise TasksError(
+                f"tasks.source {config.source!r}: {source} is no folder; "
+                "it must be demo, tiny, or a folder of task folders"
+            )
+        rows = read_folders(source, source.name)
+    if not rows:
+        raise TasksError(f"tasks.source {config.source!r} holds no task that can be run")
+    return rows
+
+
+def read_folders(base: Path, source: str) -> list[dict[str, Any]]:
+    """Every task folder below `base`, sorted by name; those that cannot be run here are named and counted."""
+    rows: list[dict[str, Any]] = []
+    left_out: Counter[str] = Counter()
+    for path in sorted(p.parent for p in base.glob("*/task.yaml")):
+        try:
+            rows.append(read_folder(path, split="train", source=source))
+        except Unsupported as e:
+            left_out[e.what] += 1
+    for what, count in left_out.most_common():
+        print(f"warning: {base}: {count} tasks are left out: they need {what}", file=sys.stderr)
+    doubled = [i for i, n in Counter(r["task_id"] for r in rows).items() if n > 1]
+    if doubled:
+        raise TasksError(f"{base}: task_id {doubled[0]!r} stands in several folders; ids must differ")
+    return rows
+
+
+def row(task: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A generated task (plain data: see demo.py) as a row."""
+    return {
+        "task_id": task["task_id"],
+        "environment": "claw_eval",
+        "split": task["split"],
+        "instruction": task["instruction"],
+        "payload": task["payload"],
+        "files": list(_files(task["files"])),
+        "verifier": make_verifier(
+            task["kind"],
+            ["python3", "-I", "verify.py", *task["arguments"]],
+            list(_files(task["verifier"])),
+            VERIFIER_SECONDS,
+        ),
+        "task_limits": {"turns": task["turns"], "tokens": None, "seconds": 60.0},
+        "tags": [task["kind"]],
+        "source": source,
+        "source_revision": "",
+    }
+
+
+def _files(files: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    for path, text in files.items():
+        yield {"path": path, "content": text.encode(), "mode": 0o644}

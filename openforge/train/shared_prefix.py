@@ -1,8 +1,9 @@
 """veRL's FSDP engine for a language model on CPU, with prefixes that rows share computed once.
 
-The rows of a micro-batch (veRL cuts them by raw tokens) run as one token trie (openforge/train/trie.py), and only the
-nodes that predict a trained token go through the language-model head. Log-probs and entropies come back in veRL's
-layout, a value a token, 0 where nothing is trained. A micro-batch without `shared_prefix` is veRL's own.
+The rows of a micro-batch (veRL cuts them by raw tokens) run as one token trie (openforge/train/trie.py), and
+only the nodes that predict a trained token go through the language-model head. Log-probs and entropies come
+back in veRL's layout, a value a token, 0 where nothing is trained. A micro-batch without `shared_prefix` is
+veRL's own.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Any]:
-        """`log_probs` and, where asked for, `entropy`: nested (rows, L); the value for token t stands at t - 1."""
+        """`log_probs` and, where asked for, `entropy`: nested (rows, L); the value for token t stands at t -
+        1."""
         if "of_target" not in output_args:
             whole: dict[str, Any] = super().prepare_model_outputs(
                 output, output_args, micro_batch, logits_processor_func
@@ -109,9 +111,12 @@ def _targets(rows: list[Any], masks: list[Any], trie: Trie) -> dict[str, Any]:
 
     `masks` cover the responses, the tail of each row (veRL's loss_mask).
     """
-    node, label, slot, offset = [], [], [], 0
+    node: list[Any] = []
+    label: list[Any] = []
+    slot: list[Any] = []
+    offset = 0
     for row, mask, path in zip(rows, masks, trie.paths, strict=True):
-        at = np.flatnonzero(mask) + len(row) - len(mask)
+        at: Any = np.flatnonzero(mask) + len(row) - len(mask)
         node.append(path[at - 1])
         label.append(row[at])
         slot.append(offset + at - 1)

@@ -1,8 +1,8 @@
 """Rows packed as one token trie: a prefix that several rows share is one path of nodes.
 
-A causal model's state at a token depends on nothing but the tokens before it, so two rows with a common prefix have
-equal states there and one computation serves both. Attention by ancestor relation and positions by depth make a
-forward over the trie equal to one over each row by itself, up to rounding.
+A causal model's state at a token depends on nothing but the tokens before it, so two rows with a common
+prefix have equal states there and one computation serves both. Attention by ancestor relation and positions
+by depth make a forward over the trie equal to one over each row by itself, up to rounding.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ class Trie(NamedTuple):
 def pack(rows: Sequence[Any]) -> Trie:
     """The trie of `rows`, int64 arrays of token ids (L), L >= 1 each.
 
-    Rows are inserted in lexicographic order, which makes insertion order depth-first order: each row shares a prefix
-    with the row before it and with no earlier one a longer prefix. Python loops over rows, never over tokens.
+    Rows are inserted in lexicographic order, which makes insertion order depth-first order: each row shares a
+    prefix with the row before it and with no earlier one a longer prefix. Python loops over rows, never over
+    tokens.
     """
     order = sorted(range(len(rows)), key=lambda i: rows[i].tolist())
     paths: list[Any] = [None] * len(rows)
-    tokens, depths, ends = [], [], np.zeros(sum(len(r) for r in rows), np.int64)
-    row, path, count = np.empty(0, np.int64), np.empty(0, np.int64), 0
+    tokens: list[Any] = []
+    depths: list[Any] = []
+    ends: Any = np.zeros(sum(len(r) for r in rows), np.int64)
+    row: Any = np.empty(0, np.int64)
+    path: Any = row
+    count = 0
     for i in order:
         shared = _common(row, rows[i])
         ends[path[shared:]] = count

@@ -21,7 +21,8 @@ def _nothing(*_: Any, **__: Any) -> None:
     """What a CPU need not do."""
 
 
-def _peak_bytes(*_: Any, **__: Any) -> int:
+def peak_bytes(*_: Any, **__: Any) -> int:
+    """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -50,13 +51,13 @@ def _device_module() -> types.ModuleType:
     noop = ("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
     shim |= dict.fromkeys((*noop, "set_per_process_memory_fraction"), _nothing)
     peak = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
-    shim |= dict.fromkeys(peak, _peak_bytes)
+    shim |= dict.fromkeys(peak, peak_bytes)
     for name, function in shim.items():
         setattr(module, name, function)
     return module
 
 
-@PlatformRegistry.register(platform="cpu")  # type: ignore[untyped-decorator]
+@PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
     """veRL's platform interface, for a machine without an accelerator."""
 

@@ -1,0 +1,3 @@
+from openforge.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""`openforge VERB`. Bad input is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from openforge import __version__, config, store, tables
+from openforge.environments.claw_eval import folder
+
+USAGE = 2
+
+
+class CliError(ValueError):
+    """A wrong argument; one sentence."""
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The folder with the Snakefile: the working directory or above it, else the package's own project.
+
+    Raises:
+        CliError: there is none.
+    """
+    here = (start or Path.cwd()).absolute()
+    for place in (here, *here.parents, Path(__file__).resolve().parent.parent):
+        if (place / "Snakefile").is_file() and (place / "config").is_dir():
+            return place
+    raise CliError(f"no OpenForge project (a folder with Snakefile and config/) in {here} or above it")
+
+
+def rendered(root: Path) -> dict[Path, str]:
+    """The documents that are rendered from declarations, by path."""
+    return {
+        root / "docs" / "tables.md": tables.markdown(),
+        root / "docs" / "config.md": config.markdown(),
+        root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
+    }
+
+
+def run_config(args: argparse.Namespace) -> int:
+    root = project_root()
+    _known(args.run, config.runs(root), "config/")
+    print(config.describe(config.load(args.run, root)))
+    return 0
+
+
+def run_sql(args: argparse.Namespace) -> int:
+    results = project_root() / "results"
+    _known(args.run, store.runs(results), "results/")
+    print(_formatted(store.query(results / args.run, args.query), args.format), end="")
+    return 0
+
+
+def run_docs(args: argparse.Namespace) -> int:
+    root = project_root()
+    stale = [p for p, text in rendered(root).items() if not p.is_file() or p.read_text() != text]
+    if args.check:
+        if stale:
+            names = ", ".join(str(p.relative_to(root)) for p in stale)
+            print(f"error: not as rendered: {names}; run: openforge docs", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        tables.write_beside(path, rendered(root)[path])
+        print(path.relative_to(root))
+    return 0
+
+
+def run_tasks_check(args: argparse.Namespace) -> int:
+    top = Path(args.folder)
+    folders = [top] if (top / "task.yaml").is_file() else sorted(p.parent for p in top.glob("*/task.yaml"))
+    if not folders:
+        raise CliError(f"{top} holds no task.yaml, and no folder below it does")
+    wrong = 0
+    for path in folders:
+        try:
+            print(f"{path}: ok, task {folder.read_folder(path, split=path.parent.name)['task_id']}")
+        except folder.FolderError as e:
+            wrong += 1
+            print(f"{path}: {e}")
+    return 1 if wrong else 0
+
+
+def _known(run: str, names: Sequence[str], where: str) -> None:
+    if run not in names:
+        raise CliError(f"there is no run {run!r} in {where}; runs there: {', '.join(names) or 'none'}")
+
+
+def _formatted(result: pa.Table, style: str) -> str:
+    rows = result.to_pylist()
+    if style == "json":
+        return json.dumps(rows, indent=1, default=_text) + "\n"
+    cells = [["" if v is None and style == "csv" else _text(v) for v in row.values()] for row in rows]
+    names = result.column_names
+    if style == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([names, *cells])
+        return out.getvalue()
+    widths = [max(len(c) for c in column) for column in zip(names, *cells, strict=True)]
+    lines = [names, ["-" * w for w in widths], *cells]
+    return "".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, default=_text)
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    # One row is one line, whatever an agent wrote.
+    return str(value).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="openforge", description="Train agents inside the harness they ship in.")
+    top.add_argument("--version", action="version", version=__version__)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    verb = verbs.add_parser("config", help="print every value of a configuration with its origin")
+    verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
+    verb.set_defaults(call=run_config)
+
+    verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
+    verb.add_argument("run", metavar="RUN", help="name of results/RUN")
+    verb.add_argument("query", metavar="QUERY", help="one SQL statement of DuckDB's")
+    style = verb.add_mutually_exclusive_group()
+    style.add_argument("--json", dest="format", action="store_const", const="json", help="a list of objects")
+    style.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a header")
+    verb.set_defaults(call=run_sql, format="table")
+
+    verb = verbs.add_parser("tasks", help="work with task folders")
+    actions = verb.add_subparsers(dest="action", required=True, metavar="ACTION")
+    action = actions.add_parser("check", help="read task folders in ClawEval's format; exit 1 if one is wrong")
+    action.add_argument("folder", metavar="FOLDER", help="a task's folder, or a folder of them")
+    action.set_defaults(call=run_tasks_check)
+
+    verb = verbs.add_parser("docs", help="render docs/tables.md, docs/config.md and config/schema.json")
+    verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
+    verb.set_defaults(call=run_docs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = args.call(args)
+        sys.stdout.flush()
+        return code
+    except (CliError, config.ConfigError, store.StoreError, tables.TableError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,286 @@
+"""What a harness is: pinned software, configuration, environment, command line, and how its end is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from openforge import software
+from openforge.sandboxes.bwrap import Bind
+from openforge.sandboxes.join import BASE_ENV
+from openforge.sandboxes.protocol import Sandbox, SandboxFileError
+
+LOG_BYTES = 1 << 18  # of a harness's output that is kept, its end
+RECORD_BYTES = 1 << 25  # of a trajectory that is read
+
+
+class HarnessError(RuntimeError):
+    """A harness could not be set up; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one episode tells its harness.
+
+    Attributes:
+        base_url: the episode's URL as seen from inside, without /v1.
+        context_window: tokens of prompt and response together.
+        max_tokens: sampled tokens a call at most.
+        turns: turn limit, None for none.
+        seconds: seconds until the harness is killed.
+        options: the harness's options of the rollout row.
+        home, cwd: folders inside.
+        root: the project's root, which paths in options start from.
+    """
+
+    instruction: str
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str
+    context_window: int
+    max_tokens: int
+    turns: int | None
+    seconds: float
+    options: Mapping[str, Any]
+    home: str
+    cwd: str
+    root: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a harness process ended.
+
+    Attributes:
+        exit_code: -n after signal n; None if it was killed at its time limit.
+        log: the end of what it printed.
+        cpu_seconds: of the harness and its commands, where it was measured.
+    """
+
+    exit_code: int | None
+    log: bytes
+    cpu_seconds: float | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        return self.exit_code is None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a harness left behind.
+
+    Attributes:
+        error: one sentence if it ended with an error of its own, else None.
+        answer: the agent's last message; None if it never gave one.
+    """
+
+    error: str | None
+    answer: str | None
+
+
+class Harness(ABC):
+    """A harness of one installation (`root`); its modules are data and hold no policy of their own.
+
+    Attributes:
+        software: its environment below envs/ and .software/.
+        dialect: the wire format it speaks to the proxy.
+        cannot: what it cannot do, one sentence each.
+        constants: environment variables that are the same in every episode.
+        record: file below $HOME that it writes its trajectory to, None if it prints it.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    software: ClassVar[str]
+    dialect: ClassVar[str]
+    cannot: ClassVar[tuple[str, ...]]
+    constants: ClassVar[dict[str, str]]
+    record: ClassVar[str | None] = None
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or software.ROOT
+        self._placed: str | None = None
+        self._placing = asyncio.Lock()
+
+    # ---- data --------------------------------------------------------------------------------------
+    @abstractmethod
+    def files(self, ctx: Context) -> dict[str, bytes]:
+        """Configuration files by their path below $HOME."""
+
+    @abstractmethod
+    def env(self, ctx: Context) -> dict[str, str]:
+        """Environment variables of the episode, `constants` aside."""
+
+    @abstractmethod
+    def argv(self, ctx: Context) -> list[str]:
+        """The command line."""
+
+    @abstractmethod
+    def version_argv(self) -> list[str]:
+        """A command that prints the version."""
+
+    @abstractmethod
+    def read_output(self, ended: Ended, record: bytes | None) -> Output:
+        """Read the end from what was printed and, where `record` names one, the file's content."""
+
+    def stdin(self, ctx: Context) -> bytes | None:
+        """Standard input; None for an empty one."""
+        return None
+
+    # ---- placing -----------------------------------------------------------------------------------
+    @property
+    def folder(self) -> Path:
+        """Its software environment, at the same path inside and outside."""
+        return software.folder(self.software, self.root)
+
+    def binds(self, root: Path | None = None) -> list[Bind]:
+        """What a sandbox must show read-only: the environment, and the Python it and verifiers run on."""
+        software.python_of(self.software, root or self.root)
+        pythons = {Path(sys.base_prefix), base_python(self.folder)}
+        # The host's /usr is the sandbox's own.
+        extra = [p for p in sorted(pythons) if not p.is_relative_to("/usr")]
+        return [Bind(self.folder.resolve(), str(self.folder)), *(Bind(p.resolve(), str(p)) for p in extra)]
+
+    async def place(self, sandbox: Sandbox) -> str:
+        """Check the version inside a sandbox, once a job; returns it.
+
+        Raises:
+            HarnessError: it does not start there, or is not the pinned version.
+        """
+        async with self._placing:
+            if self._placed is None:
+                argv = self.version_argv()
+                done = await sandbox.exec(argv, timeout=60, env=self.environment())
+                told = (done.stdout + done.stderr).decode(errors="replace").strip()
+                if done.exit_code != 0 or self.version not in told.split():
+                    raise HarnessError(
+                        f"{self.name} {self.version} is expected in the sandbox, but {' '.join(argv)} "
+                        f"printed {told[-300:]!r} (exit code {done.exit_code}); rebuild {self.folder}"
+                    )
+                self._placed = self.version
+        return self._placed
+
+    # ---- running -----------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def warm(self, root: Path | None = None, options: Mapping[str, Any] | None = None) -> AsyncIterator[Self]:
+        """The harness of the project at `root`, ready for episodes with `options` until the block ends.
+
+        Without options it gets ready at the first episode, whose clock may be running by then.
+        """
+        harness = type(self)(root or self.root)
+        try:
+            if options is not None:
+                await harness.start(options)
+            yield harness
+        finally:
+            await harness.close()
+
+    async def start(self, options: Mapping[str, Any]) -> None:  # noqa: B027
+        """Get ready for episodes with these options; nothing to do for most."""
+
+    async def close(self) -> None:  # noqa: B027
+        """End what `start` began."""
+
+    def environment(self) -> dict[str, str]:
+        """The part of the environment that is the same in every episode."""
+        return {**BASE_ENV, "PATH": path_with_python(), **self.constants}
+
+    async def run(self, sandbox: Sandbox, ctx: Context) -> Ended:
+        """Run the harness to its end inside the sandbox.
+
+        Raises:
+            SandboxError: the sandbox died or refused.
+            HarnessError: the harness could not be started.
+        """
+        await self.upload(sandbox, ctx)
+        done = await sandbox.exec(
+            self.argv(ctx),
+            timeout=ctx.seconds,
+            cwd=ctx.cwd,
+            env={**self.environment(), **self.env(ctx)},
+            stdin=self.stdin(ctx),
+        )
+        log = done.stdout + done.stderr
+        return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:])
+
+    async def upload(self, sandbox: Sandbox, ctx: Context) -> None:
+        """Put the configuration files in place."""
+        files = self.files(ctx).items()
+        await upload_all(sandbox, [(f"{ctx.home}/{name}", data, 0o600) for name, data in files])
+
+    async def output(self, sandbox: Sandbox, ctx: Context, ended: Ended) -> Output:
+        """`read_output` with the record fetched; call it when nothing runs inside any more."""
+        record = None
+        if self.record is not None:
+            # It may never have got that far, and the agent can have removed it or planted a huge one.
+            with contextlib.suppress(SandboxFileError):
+                record = await sandbox.download_content(f"{ctx.home}/{self.record}")
+        if record is not None and len(record) > RECORD_BYTES:
+            record = None
+        return self.read_output(ended, record)
+
+
+async def upload_all(sandbox: Sandbox, files: Sequence[tuple[str, bytes, int]]) -> None:
+    """Upload (remote, data, mode) each, in one go where the backend can."""
+    together = getattr(sandbox, "upload_contents", None)
+    if together is not None and files:
+        await together(files)
+        return
+    for remote, data, mode in files:
+        await sandbox.upload_content(data, remote, mode)
+
+
+def base_python(venv: Path) -> Path:
+    """The folder of the Python that a virtual environment stands on."""
+    for line in (venv / "pyvenv.cfg").read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            return Path(value.strip()).parent
+    raise HarnessError(f"{venv}/pyvenv.cfg names no home; rebuild the environment")
+
+
+def path_with_python() -> str:
+    """PATH inside: the sandbox's own, then the Python that stands outside /usr, if it does."""
+    python = f"{sys.base_prefix}/bin"
+    return BASE_ENV["PATH"] if python in BASE_ENV["PATH"].split(":") else f"{BASE_ENV['PATH']}:{python}"
+
+
+def failed(name: str, ended: Ended) -> str | None:
+    """The sentence on a process that ended with an error."""
+    if ended.exit_code in (0, None):
+        return None
+    lines = ended.log.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+    return f"{name} exited with code {ended.exit_code}: {lines[-1][-300:]}"
+
+
+def last_assistant(messages: Any) -> str | None:
+    """Text of the last assistant message of a list in the chat format."""
+    for message in reversed(messages if isinstance(messages, list) else []):
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            return text_of(message.get("content"))
+    return None
+
+
+def text_of(content: Any) -> str:
+    """Text of a message's content: a string, or parts of which the text ones count."""
+    if isinstance(content, list):
+        parts = [p.get("text", "") for p in content if isinstance(p, dict) and p.get("type") == "text"]
+        return "".join(map(str, parts))
+    return content if isinstance(content, str) else ""
+
+
+def parsed(data: bytes | None) -> Any:
+    """JSON that an agent could have changed: None where it is none."""
+    try:
+        return json.loads(data) if data else None
+    except (ValueError, RecursionError):
+        return None

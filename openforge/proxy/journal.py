@@ -1,0 +1,104 @@
+"""Append-only record of a proxy process: one JSON line a record, written before the answer leaves.
+
+A record that `append` returned from survives kill -9 (it is in the kernel's page cache); `sync` makes it
+survive the machine. Records, by their key `record`:
+
+- open: a session began (episode_id, policy_version, sampling, limits, model, context_window, time).
+- call: an answered call (call, dialect, request, tokens, logprobs, policy_version, ...; see server.py).
+- failure: a request that got no answer (refused upstream, hung up, or given up), with its reason.
+- delivery: the answer's body went out whole (call, state `sent`).
+- close: the session was sealed (harness_exited, budget_exhausted, policy_failed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from openforge.proxy.calls import Json
+
+
+class JournalError(RuntimeError):
+    """A journal that cannot be written or read; the message names the file and the line."""
+
+
+class Journal:
+    """One process's journal file. Not for use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{time.time_ns():020d}-{os.getpid()}.jsonl"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._end = 0
+        self._dirty = False
+
+    def append(self, record: Json) -> tuple[int, int]:
+        """Write one record with one write(2); returns its (offset, length) in the file.
+
+        Raises:
+            JournalError: it could not be written whole; the file then ends with the record before it.
+        """
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = os.write(self._fd, line)
+        except OSError as e:
+            raise JournalError(f"{self.path} cannot be written: {e.strerror}") from e
+        if written != len(line):
+            # The half line would swallow the next record.
+            os.ftruncate(self._fd, self._end)
+            raise JournalError(f"{self.path} cannot be written: the disk took {written} of {len(line)} bytes")
+        place = (self._end, len(line))
+        self._end += len(line)
+        self._dirty = True
+        return place
+
+    def line(self, place: tuple[int, int]) -> bytes:
+        """The JSON of a record that `append` placed, without its line end."""
+        offset, length = place
+        return os.pread(self._fd, length - 1, offset)
+
+    def sync(self) -> None:
+        """fsync what was appended since the last call; may run beside `append` in another thread."""
+        if self._dirty:
+            self._dirty = False
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        self.sync()
+        os.close(self._fd)
+
+
+def read(folder: Path) -> list[Json]:
+    """All records of a folder's journals, oldest file first.
+
+    A last line without an end is what a killed process was writing: its answer never left, so it is dropped.
+
+    Raises:
+        JournalError: any other line that is no record, with file and line.
+    """
+    return [r for path in sorted(folder.glob("*.jsonl")) for r in _read(path)]
+
+
+def _read(path: Path) -> list[Json]:
+    records = []
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for i, line in enumerate(lines, 1):
+        try:
+            record: Any = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "record" not in record or "episode_id" not in record:
+            raise JournalError(f"{path}, line {i}: not a journal record; the file was altered or damaged")
+        records.append(record)
+    return records
+
+
+def by_episode(records: list[Json]) -> dict[str, list[Json]]:
+    """Records grouped by episode_id, each group in the order written."""
+    out: dict[str, list[Json]] = {}
+    for r in records:
+        out.setdefault(r["episode_id"], []).append(r)
+    return out

@@ -1,0 +1,312 @@
+"""A session is one episode's access to the policy: secret, sampling, budgets, and the calls made under it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
+from openforge.proxy.journal import Journal, JournalError
+from openforge.proxy.upstream import PolicyFailed, Upstream, payload
+
+# 404 ends a harness at once: mini-swe-agent sleeps and retries through any 400, 403 and 429, up to ten times.
+FINAL = 404
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a session is opened with (the body of POST /sessions).
+
+    Attributes:
+        secret: the API key of the harness.
+        sampling: fields of tables.SAMPLING, sent with every call.
+        turns, tokens: budgets in answered calls and sampled tokens; None for none.
+        deadline_seconds: seconds from now within which the policy server may be asked.
+        policy_version: version that answers, recorded with every call.
+        model: name that the policy server knows it by.
+        context_window: tokens of prompt and response together.
+    """
+
+    episode_id: str
+    secret: str
+    sampling: Json
+    turns: int | None
+    tokens: int | None
+    deadline_seconds: float
+    policy_version: str
+    model: str
+    context_window: int
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], model: str) -> Config:
+        """Raises `ValueError` with one sentence that names the key."""
+        keys = ("episode_id", "secret", "sampling", "deadline_seconds", "policy_version", "context_window")
+        for key in keys:
+            if not body.get(key):
+                raise ValueError(f"key {key!r} is required to open a session")
+        limits = body.get("limits") or {}
+        return cls(
+            episode_id=str(body["episode_id"]),
+            secret=str(body["secret"]),
+            sampling=dict(body["sampling"]),
+            turns=limits.get("turns"),
+            tokens=limits.get("tokens"),
+            deadline_seconds=float(body["deadline_seconds"]),
+            policy_version=str(body["policy_version"]),
+            model=str(body.get("model") or model),
+            context_window=int(body["context_window"]),
+        )
+
+
+@dataclass
+class Generation:
+    """A call on its way; its task is cancelled when nobody waits for it any more."""
+
+    call: int
+    task: asyncio.Task[Call]
+    waiters: int = 0
+
+    @contextmanager
+    def joined(self) -> Iterator[asyncio.Task[Call]]:
+        self.waiters += 1
+        try:
+            yield self.task
+        finally:
+            self.waiters -= 1
+            if not self.waiters:
+                self.task.cancel()
+
+
+@dataclass
+class Session:
+    """State of an open or sealed session. All methods run on the server's event loop."""
+
+    config: Config
+    journal: Journal
+    upstream: Upstream
+    closed: bool = False
+    budget_exhausted: bool = False
+    policy_failed: str | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    sent: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
+    _arrivals: int = 0
+    _latest: dict[str, Generation] = field(default_factory=dict)
+    _running: set[asyncio.Task[Call]] = field(default_factory=set)
+    _trouble: dict[int, str] = field(default_factory=dict)
+    _places: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        c = self.config
+        self.deadline = time.monotonic() + c.deadline_seconds
+        limits = {"turns": c.turns, "tokens": c.tokens}
+        told = {"policy_version": c.policy_version, "model": c.model, "context_window": c.context_window}
+        self._write({"record": "open", "time": time.time(), "sampling": c.sampling, "limits": limits, **told})
+
+    # ---- requests -------------------------------------------------------------------------------
+    def authorize(self, headers: Mapping[str, str]) -> None:
+        """Raises `Refusal` 401 unless one of the three key headers carries the session's secret."""
+        bearer = headers.get("authorization", "")
+        keys = (
+            bearer[7:] if bearer[:7].lower() == "bearer " else "",
+            headers.get("x-api-key", ""),
+            headers.get("x-goog-api-key", ""),
+        )
+        secret = self.config.secret.encode()
+        if not any(hmac.compare_digest(k.encode(errors="replace"), secret) for k in keys):
+            raise Refusal(401, "invalid_api_key", "the API key is not the one of this session")
+
+    def refuse_if_closed(self) -> None:
+        if self.closed:
+            raise Refusal(409, "session_closed", f"session {self.config.episode_id} is closed")
+
+    def generation(self, request: Request) -> Generation:
+        """The call that answers `request`: a new one, or the one that a client's resend repeats.
+
+        Raises:
+            Refusal: the session is closed, a budget is used up, or the policy server has failed for good.
+        """
+        self.refuse_if_closed()
+        before = self._latest.get(request.sha256)
+        if request.retry and before is not None and _alive(before.task):
+            return before
+        self._admit()
+        call = self._arrivals
+        self._arrivals += 1
+        self.open.add(call)
+        task = asyncio.create_task(self._generate(call, request, time.time()))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        self._latest[request.sha256] = generation = Generation(call, task)
+        return generation
+
+    def _ended(self, task: asyncio.Task[Call]) -> None:
+        self._running.discard(task)
+        # Whoever waited may be gone: an exception that nobody fetches is no bug here.
+        if not task.cancelled():
+            task.exception()
+
+    def _admit(self) -> None:
+        turns, tokens = self.config.turns, self.config.tokens
+        # No figures in these sentences: pi retries whatever has 429, 500, 502 ... anywhere in its text.
+        if self.policy_failed:
+            raise Refusal(FINAL, "policy_failed", "the policy has failed for this episode")
+        for limit, used, what in (
+            (turns, len(self.sent | self.open), "turns"),
+            (tokens, self.response_tokens, "tokens"),
+        ):
+            if limit is not None and used >= limit:
+                self.budget_exhausted = True
+                raise Refusal(FINAL, "budget_exhausted", f"the episode's budget of {what} is used up")
+
+    def _max_tokens(self, request: Request) -> int:
+        most = self.config.context_window
+        for limit in (request.max_tokens, self.config.sampling.get("max_tokens")):
+            most = min(most, limit) if limit else most
+        if self.config.tokens is None:
+            return most
+        return max(1, min(most, self.config.tokens - self.response_tokens))
+
+    async def _generate(self, call: int, request: Request, arrived: float) -> Call:
+        most = self._max_tokens(request)
+        body = payload(request, self.config.model, self.config.sampling, most)
+        begun = time.monotonic()
+        try:
+            answer = await self.upstream.complete(
+                body, self.deadline, self.config.context_window, partial(self._trouble.__setitem__, call)
+            )
+            self.refuse_if_closed()
+            latency, sampling = time.monotonic() - begun, {**self.config.sampling, "max_tokens": most}
+            self._record(call, request, arrived, latency, sampling, answer)
+        except (PolicyFailed, JournalError) as e:
+            self.policy_failed = self.policy_failed or str(e)
+            self._failed(call, arrived, str(e))
+            raise Refusal(503, "policy_failed", str(e)) from None
+        except Refusal as e:
+            self._failed(call, arrived, e.message)
+            raise
+        except asyncio.CancelledError:
+            self._failed(call, arrived, "the client hung up before the answer")
+            raise
+        finally:
+            self._trouble.pop(call, None)
+        used = self.response_tokens
+        if answer.finish_reason == "length" and self.config.tokens is not None and used >= self.config.tokens:
+            self.budget_exhausted = True
+        return Call(call, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), _shown(answer, request))
+
+    # ---- the record -----------------------------------------------------------------------------
+    def _record(
+        self, call: int, request: Request, arrived: float, latency: float, sampling: Json, answer: Answer
+    ) -> None:
+        self._write(
+            {
+                "record": "call",
+                "call": call,
+                "dialect": request.dialect,
+                "model": request.model,
+                "arrived": arrived,
+                "latency": latency,
+                "policy_version": self.config.policy_version,
+                "sampling": sampling,
+                "asked": {**request.forwarded, "max_tokens": request.max_tokens, "stream": request.stream},
+                "retry": request.retry,
+                "body_sha256": request.sha256,
+                "messages": request.messages,
+                "tools": request.tools,
+                "response": answer.message,
+                "finish_reason": answer.finish_reason,
+                "usage": answer.usage,
+                "prompt_token_ids": answer.prompt_token_ids,
+                "response_token_ids": answer.response_token_ids,
+                "logprobs": answer.logprobs,
+            }
+        )
+        self.calls += 1
+        self.prompt_tokens += _count(answer.usage.get("prompt_tokens"), answer.prompt_token_ids)
+        self.response_tokens += _count(answer.usage.get("completion_tokens"), answer.response_token_ids)
+
+    def _failed(self, call: int, arrived: float, reason: str) -> None:
+        self.open.discard(call)
+        if not self.closed:
+            record = {"record": "failure", "call": call, "arrived": arrived, "reason": reason}
+            try:
+                self._write(record)
+            except JournalError as e:
+                self.policy_failed = self.policy_failed or str(e)
+
+    def delivered(self, call: int) -> None:
+        """The answer's body went out whole."""
+        self.open.discard(call)
+        if not self.closed and call not in self.sent:
+            self.sent.add(call)
+            self._write({"record": "delivery", "call": call, "state": "sent", "time": time.time()})
+
+    def undelivered(self, call: int) -> None:
+        """Nobody took the answer: it is no turn, and a resend may still fetch it."""
+        self.open.discard(call)
+
+    async def close(self, harness_exited: bool) -> None:
+        """Seal the session: running generations are aborted, later requests refused. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        for last in self._trouble.values():
+            # A harness that was killed while its call found no policy server has not simply run out of time.
+            self.policy_failed = self.policy_failed or f"the policy server was failing at the end: {last}"
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        self._latest.clear()
+        self.open.clear()
+        end = {"budget_exhausted": self.budget_exhausted, "policy_failed": self.policy_failed}
+        self._write({"record": "close", "time": time.time(), "harness_exited": harness_exited, **end})
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _write(self, record: Json) -> None:
+        line = {"record": record["record"], "episode_id": self.config.episode_id, **record}
+        self._places.append(self.journal.append(line))
+
+    def state(self) -> Json:
+        """The session's figures so far."""
+        return {
+            "episode_id": self.config.episode_id,
+            "closed": self.closed,
+            "calls": self.calls,
+            "turns": len(self.sent),
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+            "budget_exhausted": self.budget_exhausted,
+            "policy_failed": self.policy_failed,
+        }
+
+    def summary(self) -> bytes:
+        """`state` and the session's records as JSON, copied from the journal without decoding them."""
+        head = json.dumps(self.state()).encode()
+        return head[:-1] + b', "records": [' + b",".join(self.journal.line(p) for p in self._places) + b"]}"
+
+
+def _shown(answer: Answer, request: Request) -> Answer:
+    """What a harness may see again on a resend; ids are in the journal and would fill the memory here."""
+    content = None if request.top_logprobs is None else answer.logprobs_content
+    bare = replace(answer, prompt_token_ids=None, response_token_ids=None, logprobs=None)
+    return replace(bare, logprobs_content=content)
+
+
+def _alive(task: asyncio.Task[Call]) -> bool:
+    """Still running, or answered: a resend of what failed is a new try of the same call."""
+    return not task.done() or (not task.cancelled() and task.exception() is None)
+
+
+def _count(told: Any, ids: list[int] | None) -> int:
+    return told if isinstance(told, int) else len(ids or ())

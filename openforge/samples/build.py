@@ -1,0 +1,221 @@
+"""Samples of an iteration: which episodes are trained on, as which rows, with which credit.
+
+Episodes that give no row take no part in their group: the mean and standard deviation are those of the rows'
+own episodes, so that the trainer can hold veRL's estimator against the table. Every episode, call and group
+is counted, as trained or under the reason why not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openforge import tables
+from openforge.config import RunConfig
+from openforge.rollout.status import ENDS
+from openforge.samples.credit import degenerate, grpo
+from openforge.samples.merge import Merged, SamplesError, merge
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows of the samples table, and what became of everything that went in.
+
+    `report` holds, for episodes, calls and groups: `total`, `trained` and `dropped` (reason -> count), which
+    add up; and `rows`, `tokens`, `trained_tokens`, `rows_per_episode`, `calls_per_row`.
+    """
+
+    samples: list[dict[str, Any]]
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Episode:
+    row: Row
+    reward: float
+    outcome: float
+    merged: list[Merged]
+
+
+def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], config: RunConfig) -> Result:
+    """Rows of `tables.SAMPLES` from an iteration's training episodes, their scores and calls.
+
+    Raises:
+        SamplesError: tables that contradict one another, or a group sampled by two policies without a
+        correction.
+    """
+    by_episode = _calls_of(calls, {str(e["episode_id"]) for e in episodes})
+    latest = _latest(scores)
+    lost: Counter[str] = Counter()  # episodes by reason
+    unused: Counter[str] = Counter()  # calls by reason
+    groups: dict[str, list[_Episode]] = defaultdict(list)
+    for e in _unique_finals(episodes):
+        own = by_episode[str(e["episode_id"])]
+        reason = _unusable(e, latest.get(str(e["episode_id"])))
+        if reason:
+            lost[reason] += 1
+            unused[f"episode: {reason}"] += len(own)
+            continue
+        score = latest[str(e["episode_id"])]
+        rows, dropped = merge(own) if own else ([], Counter())
+        unused += dropped
+        kept = [m for m in rows if len(m.token_ids) <= config.actor.ppo_max_token_len_per_gpu]
+        unused["row_too_long"] += sum(len(m.calls) for m in rows) - sum(len(m.calls) for m in kept)
+        if not kept:
+            lost["no_call" if not own else "row_too_long" if rows else "no_trainable_call"] += 1
+            continue
+        groups[str(e["group_id"])].append(_Episode(e, float(score["reward"]), _outcome(score), kept))
+    samples, lost_groups = _credit(groups, config, lost, unused)
+    asked = {str(e["group_id"]) for e in episodes}
+    lost_groups["no_row"] += len(asked - groups.keys())
+    for e in episodes:
+        if not e["final"]:
+            lost["not_final"] += 1
+            unused["episode: not_final"] += len(by_episode[str(e["episode_id"])])
+    return Result(samples, _report(samples, episodes, calls, len(asked), lost, unused, lost_groups))
+
+
+def _calls_of(calls: Iterable[Row], known: set[str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for c in calls:
+        found[str(c["episode_id"])].append(c)
+    strange = sorted(found.keys() - known)
+    if strange:
+        raise SamplesError(f"the calls table names episode {strange[0]}, which is not in the episodes table")
+    return found
+
+
+def _latest(scores: Iterable[Row]) -> dict[str, Row]:
+    latest: dict[str, Row] = {}
+    for s in scores:
+        e = str(s["episode_id"])
+        if e not in latest or s["scored_at"] > latest[e]["scored_at"]:
+            latest[e] = s
+    return latest
+
+
+def _unique_finals(episodes: Iterable[Row]) -> list[Row]:
+    finals: dict[str, Row] = {}
+    for e in episodes:
+        if e["final"] and finals.setdefault(str(e["rollout_id"]), e) is not e:
+            raise SamplesError(f"rollout {e['rollout_id']} has two final episodes; the episodes table must have one")
+    return list(finals.values())
+
+
+def _unusable(episode: Row, score: Row | None) -> str | None:
+    if not ENDS[episode["status"]].trained:
+        return f"status: {episode['status']}"
+    if score is None:
+        return "score: missing"
+    if score["status"] != "scored" or score["reward"] is None:
+        return f"score: {score['status'] if score['status'] != 'scored' else 'NULL'}"
+    return None
+
+
+def _outcome(score: Row) -> float:
+    """The reward without its `shaping` component: shaping ranks outcomes, it must not make a group of equal
+    ones."""
+    return float(score["reward"]) - float(json.loads(score["components"] or "{}").get("shaping") or 0.0)
+
+
+def _credit(
+    groups: Mapping[str, list[_Episode]], config: RunConfig, lost: Counter[str], unused: Counter[str]
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Samples of the groups that teach something; the others' episodes and calls are counted as lost."""
+    samples: list[dict[str, Any]] = []
+    lost_groups: Counter[str] = Counter()
+    for group, members in groups.items():
+        reason = _teaches_nothing(members)
+        if reason:
+            lost_groups[reason] += 1
+            lost[reason] += len(members)
+            unused[f"group: {reason}"] += sum(len(m.calls) for e in members for m in e.merged)
+            continue
+        _one_policy(group, members, config)
+        rewards = {str(e.row["episode_id"]): e.reward for e in members}
+        advantages = grpo(rewards, config.algorithm.norm_adv_by_std_in_grpo)
+        for e in members:
+            samples += _samples(e, advantages[str(e.row["episode_id"])])
+    return samples, lost_groups
+
+
+def _teaches_nothing(members: Sequence[_Episode]) -> str | None:
+    if len(members) < 2:
+        return "singleton_group"
+    if degenerate([e.outcome for e in members]) or degenerate([e.reward for e in members]):
+        return "zero_variance"
+    return None
+
+
+def _one_policy(group: str, members: Sequence[_Episode], config: RunConfig) -> None:
+    """With the recorded log-probs as old ones, each token is held against the policy that sampled it."""
+    versions = sorted({v for e in members for m in e.merged for v in m.policy_versions})
+    if len(versions) > 1 and not config.algorithm.rollout_correction.bypass_mode:
+        raise SamplesError(
+            f"group {group} was sampled by {len(versions)} policies ({', '.join(versions)}); training on it needs "
+            "algorithm.rollout_correction.bypass_mode: true, which corrects each token by its own recorded logprob"
+        )
+
+
+def _samples(episode: _Episode, advantage: float) -> list[dict[str, Any]]:
+    e = str(episode.row["episode_id"])
+    total = sum(m.trained_tokens for m in episode.merged)
+    return [
+        {
+            "sample_id": tables.h("sample", e, i),
+            "episode_id": e,
+            "group_id": str(episode.row["group_id"]),
+            "calls": m.calls,
+            "token_ids": m.token_ids,
+            "loss_mask": m.loss_mask,
+            "logprobs": m.logprobs,
+            # A row ends with a response, so its last token is its last trained one.
+            "rewards": [0.0] * (len(m.token_ids) - 1) + [episode.reward],
+            "advantages": [advantage * x for x in m.loss_mask],
+            # By trained tokens, not by rows: a mean over all of an episode's tokens is then the weighted mean
+            # of its rows' means, however the episode was cut into rows.
+            "weight": m.trained_tokens / total,
+            "policy_version": ",".join(dict.fromkeys(m.policy_versions)),
+            "images": m.images,
+        }
+        for i, m in enumerate(episode.merged)
+    ]
+
+
+def _report(
+    samples: Sequence[Row],
+    episodes: Sequence[Row],
+    calls: Sequence[Row],
+    groups: int,
+    lost: Counter[str],
+    unused: Counter[str],
+    lost_groups: Counter[str],
+) -> dict[str, Any]:
+    trained = {
+        "episodes": len({s["episode_id"] for s in samples}),
+        "calls": sum(len(s["calls"]) for s in samples),
+        "groups": len({s["group_id"] for s in samples}),
+    }
+    totals = {"episodes": len(episodes), "calls": len(calls), "groups": groups}
+    reasons = {"episodes": lost, "calls": unused, "groups": lost_groups}
+    report: dict[str, Any] = {
+        what: {
+            "total": totals[what],
+            "trained": trained[what],
+            "dropped": {r: n for r, n in sorted(reasons[what].items()) if n},
+        }
+        for what in totals
+    }
+    rows = len(samples)
+    return report | {
+        "rows": rows,
+        "tokens": sum(len(s["token_ids"]) for s in samples),
+        "trained_tokens": sum(sum(s["loss_mask"]) for s in samples),
+        "rows_per_episode": rows / trained["episodes"] if rows else None,
+        "calls_per_row": trained["calls"] / rows if rows else None,
+    }

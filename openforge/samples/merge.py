@@ -1,0 +1,114 @@
+"""From an episode's calls to its training rows: exact prefixes only, each trainable call's loss in exactly
+one row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openforge.proxy.lineage import prompt_ids
+
+
+class SamplesError(ValueError):
+    """Rows that contradict one another; one sentence that names the episode and the call or group."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One training row before credit; lists have length L.
+
+    Attributes:
+        calls: indices of the calls whose responses are trained in it, in order.
+        token_ids: the last call's prompt and response.
+        loss_mask: 1 where a token is a response token of one of `calls`.
+        logprobs: recorded log-probabilities there, 0 elsewhere.
+        policy_versions: the versions that sampled `calls`.
+        images: hashes of the images in the last call's prompt.
+    """
+
+    calls: list[int]
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    policy_versions: list[str]
+    images: list[str]
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+
+def merge(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Merged], Counter[str]]:
+    """Training rows of one episode, by their first call, and how many calls are not trained for which reason.
+
+    A trainable call continues the row of the nearest trainable call that its prompt exactly extends. Where
+    several extend the same one, the first to arrive continues its row; each other begins a row of its own
+    with the shared prefix as context. Calls in between that are not trainable are context.
+
+    Raises:
+        SamplesError: counts that disagree, or a parent that the prompt does not extend.
+    """
+    calls = {int(r["call"]): r for r in rows}
+    if len(calls) != len(rows):
+        raise SamplesError(f"episode {rows[0]['episode_id']}: a call stands twice in the calls table")
+    trainable = {c for c, r in calls.items() if r["trainable"]}
+    dropped = Counter(str(r["reason"] or "not trainable") for r in rows if not r["trainable"])
+    prompts = {c: prompt_ids(rows, c) for c in trainable}
+    for c in sorted(trainable):
+        _check(calls[c], prompts[c])
+    heads, following = _chains(calls, trainable)
+    return [_row(head, following, calls, prompts) for head in heads], dropped
+
+
+def _chains(calls: Mapping[int, Mapping[str, Any]], trainable: set[int]) -> tuple[list[int], dict[int, int]]:
+    """First calls of rows, and for a call the one that continues its row."""
+    following: dict[int, int] = {}
+    heads = []
+    for c in sorted(trainable):
+        before = calls[c]["parent"]
+        while before is not None and before not in trainable:
+            before = calls[before]["parent"]
+        if before is None or before in following:
+            heads.append(c)
+        else:
+            following[before] = c
+    return heads, following
+
+
+def _check(row: Mapping[str, Any], prompt: Sequence[int]) -> None:
+    where = f"episode {row['episode_id']}, call {row['call']}"
+    ids, logprobs = row["response_token_ids"], row["logprobs"]
+    if not ids or len(ids) != len(logprobs):
+        raise SamplesError(f"{where} is trainable with {len(ids)} response tokens and {len(logprobs)} logprobs")
+    if not prompt or len(prompt) != row["prompt_tokens"]:
+        raise SamplesError(f"{where}: its prompt has {row['prompt_tokens']} tokens, but {len(prompt)} are stored")
+
+
+def _row(
+    head: int,
+    following: Mapping[int, int],
+    calls: Mapping[int, Mapping[str, Any]],
+    prompts: Mapping[int, list[int]],
+) -> Merged:
+    chain = [head]
+    while chain[-1] in following:
+        chain.append(following[chain[-1]])
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for c in chain:
+        prompt, row = prompts[c], calls[c]
+        # Never a blind slice: a prompt that is not the row so far and more is another conversation.
+        if prompt[: len(ids)] != ids:
+            raise SamplesError(
+                f"episode {row['episode_id']}, call {c}: its prompt does not extend call {row['parent']}, its parent"
+            )
+        context = len(prompt) - len(ids)
+        response = list(row["response_token_ids"])
+        ids = prompt + response
+        mask += [0] * context + [1] * len(response)
+        logprobs += [0.0] * context + [float(p) for p in row["logprobs"]]
+    versions = [str(calls[c]["policy_version"]) for c in chain]
+    return Merged(chain, ids, mask, logprobs, versions, list(calls[chain[-1]]["images"] or ()))

@@ -1,0 +1,189 @@
+"""The bubblewrap command line of a sandbox, and whether this machine can run it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openforge.sandboxes.join import HOME, WORK
+from openforge.sandboxes.protocol import SandboxError
+
+# The first process. Pid 1 cannot be killed from inside, not even by `kill -9 -1`, and one that ignores SIGCHLD has
+# its orphans reaped by the kernel. The empty line says that the sandbox is set up.
+_HOLDER = ("/bin/sh", "-c", "echo; exec env --ignore-signal=CHLD sleep infinity")
+
+# What a process with the host's uid 0 could still read or write in /proc without any capability, when root owns the
+# sandbox. bwrap means to protect sys itself, but tests the folder, which nobody may write, and not what lies in it:
+# kernel/core_pattern would be the agent's.
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus")
+_PROC_FILES = ("kcore", "keys", "kmsg", "latency_stats", "mtrr", "sched_debug", "timer_list")
+_PROC_FOLDERS = ("acpi", "asound", "dynamic_debug", "scsi")
+
+_ETC = {
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+    f"agent:x:1000:1000:agent:{HOME}:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "hosts": "127.0.0.1 localhost sandbox\n",
+    "resolv.conf": "",
+}
+_ETC_HOST_FILES = ("ld.so.cache", "ssl/openssl.cnf")
+_ETC_HOST_FOLDERS = ("alternatives", "ssl/certs")  # not ssl: private keys lie beside
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the host, read-only inside, at the same path unless `inside` names another."""
+
+    host: Path
+    inside: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a sandbox's processes. Memory and total disk are not limited: that takes cgroups and quotas.
+
+    Attributes:
+        file_bytes: size of any one file written.
+        cpu_seconds: CPU time of any one process.
+        open_files: descriptors of any one process.
+        processes: processes at once. Counted a sandbox from Linux 5.14 on, not set before; the kernel does not
+            apply it when the owner is root.
+        tmp_bytes: each of /tmp and /dev/shm, which lie in memory.
+    """
+
+    file_bytes: int = 1 << 30
+    cpu_seconds: int = 3600
+    open_files: int = 4096
+    processes: int = 1024
+    tmp_bytes: int = 512 << 20
+
+    def rlimits(self) -> dict[str, int]:
+        """For `join.set_limits`."""
+        limits = {"CORE": 0, "FSIZE": self.file_bytes, "CPU": self.cpu_seconds, "NOFILE": self.open_files}
+        if _kernel() >= (5, 14):
+            limits["NPROC"] = self.processes
+        return limits
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
+
+
+def write_etc(etc: Path) -> None:
+    """A minimal /etc: the host's own holds accounts, keys and names."""
+    etc.mkdir()
+    for name, text in _ETC.items():
+        (etc / name).write_text(text)
+    for name in _ETC_HOST_FOLDERS:  # mount points; bwrap could not make them in a read-only folder
+        (etc / name).mkdir(parents=True)
+    for name in _ETC_HOST_FILES:  # copied: a mount costs more
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(f"/etc/{name}", etc / name)
+
+
+def _system() -> list[str]:
+    args = ["--ro-bind", "/usr", "/usr"]
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(path):
+            args += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            args += ["--ro-bind", path, path]
+    return args
+
+
+def _etc(etc: Path) -> list[str]:
+    args = ["--ro-bind", str(etc), "/etc"]
+    for name in _ETC_HOST_FOLDERS:
+        if os.path.exists(f"/etc/{name}"):
+            args += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+    return args
+
+
+def _proc() -> list[str]:
+    args = ["--proc", "/proc"]
+    for name in _PROC_READ_ONLY:
+        if os.path.exists(f"/proc/{name}"):
+            args += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in _PROC_FILES:
+        if os.path.exists(f"/proc/{name}"):
+            args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in _PROC_FOLDERS:
+        if os.path.isdir(f"/proc/{name}"):
+            args += ["--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    return args
+
+
+def arguments(folder: Path, binds: Sequence[Bind], limits: Limits, info_fd: int) -> list[str]:
+    """The bwrap command of the sandbox in `folder` (its etc, work and home folders exist).
+
+    Raises:
+        SandboxError: bwrap is missing, or a bind's source is.
+    """
+    size = str(limits.tmp_bytes)
+    args = [_executable(), "--unshare-all", "--unshare-user", "--unshare-cgroup", "--disable-userns"]
+    args += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--clearenv", "--chdir", "/"]
+    args += ["--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info_fd)]
+    args += [*_system(), *_etc(folder / "etc"), *_proc(), "--dev", "/dev"]
+    args += ["--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
+    args += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", "/run", "--dir", "/var", "--dir", "/home"]
+    args += ["--symlink", "/tmp", "/var/tmp"]
+    args += ["--bind", str(folder / "work"), WORK, "--bind", str(folder / "home"), HOME]
+    for bind in binds:  # last: /tmp and /workspace would hide what lies below them
+        if not bind.host.exists():
+            raise SandboxError(f"{bind.host} does not exist and cannot be bound into the sandbox")
+        args += ["--ro-bind", str(bind.host), bind.inside or str(bind.host)]
+    # The root and /dev are tmpfs in memory, without a size: nothing may be written there.
+    return [*args, "--remount-ro", "/dev", "--remount-ro", "/", "--", *_HOLDER]
+
+
+def _executable() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError("bubblewrap is not installed: install version 0.8 or later (Debian: apt install bubblewrap)")
+    return found
+
+
+def explain(error: str) -> str:
+    """One sentence on why bwrap failed, from what it printed."""
+    text = " ".join(error.split()) or "it printed nothing"
+    if "Unknown option" in text:
+        return f"bubblewrap is too old, version 0.8 or later is needed ({text})"
+    if "namespace" in text or "uid map" in text or "Operation not permitted" in text:
+        return (
+            "this machine does not let bubblewrap make user namespaces; ask its administrator to set "
+            "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, "
+            f"kernel.apparmor_restrict_unprivileged_userns=0 ({text})"
+        )
+    return f"bubblewrap failed: {text}"
+
+
+def version() -> str:
+    """bubblewrap's version, e.g. 0.8.0."""
+    done = subprocess.run([_executable(), "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.removeprefix("bubblewrap").strip() or "unknown"
+
+
+def probe() -> dict[str, Any]:
+    """Whether local sandboxes work here: {bwrap, version, kernel, works, why}; `why` is None if they do."""
+    result: dict[str, Any] = {"bwrap": None, "version": None, "kernel": platform.release(), "works": False}
+    try:
+        result["bwrap"] = _executable()
+    except SandboxError as e:
+        return {**result, "why": str(e)}
+    result["version"] = version()
+    if _kernel() < (5, 8):
+        return {**result, "why": f"Linux 5.8 or later is needed to join a sandbox, this is {platform.release()}"}
+    argv = [result["bwrap"], "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1"]
+    argv += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    works = done.returncode == 0
+    return {**result, "works": works, "why": None if works else explain(done.stderr)}

@@ -1,0 +1,119 @@
+"""File operations that run INSIDE a sandbox, in a joined process: standard library only.
+
+The agent may have planted links, pipes or folders at any path. Nothing here needs to be clever about where a link
+leads: the process sees the sandbox's file system only and holds no right that the agent lacks. What is left is that
+a trap must not make an operation hang or fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _is_folder(name: str, parent: int | None) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _remove(name: str, parent: int) -> None:
+    """Remove an entry of any kind."""
+    if _is_folder(name, parent):
+        os.fchdir(parent)  # the programs cope with any depth and any permissions
+        for program in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            os.spawnve(os.P_WAIT, f"/bin/{program[0]}", [*program, "--", f"./{name}"], {})
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+
+
+def _open_folder(name: str, parent: int | None) -> int:
+    fd = -1
+    with contextlib.suppress(PermissionError):  # the agent's chmod, undone below
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+    if fd < 0:
+        os.chmod(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+    mode = os.fstat(fd).st_mode
+    if mode & 0o700 != 0o700:
+        os.fchmod(fd, stat.S_IMODE(mode) | 0o700)
+    return fd
+
+
+def _enter_folder(name: str, parent: int) -> int:
+    """Open folder `name` of `parent`, making it a real folder if it is none: the uploaded files win."""
+    if not _is_folder(name, parent):
+        _remove(name, parent)
+        os.mkdir(name, 0o755, dir_fd=parent)
+    return _open_folder(name, parent)
+
+
+def write(root: str, parts: list[str], mode: int, size: int, read: Callable[[int], bytes]) -> None:
+    """Write `size` bytes from `read` to root/parts, replacing whatever is there.
+
+    Links are not followed: one in the path's place is removed.
+    """
+    parent = _open_folder(root, None)
+    try:
+        for name in parts[:-1]:
+            folder = _enter_folder(name, parent)
+            os.close(parent)
+            parent = folder
+        beside = f".{os.getpid()}.upload"
+        _remove(beside, parent)
+        out = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        try:
+            while size:
+                chunk = read(min(size, 1 << 20))
+                if not chunk:
+                    raise OSError(errno.EPIPE, "the sender went away")
+                size -= len(chunk)
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(out, view) :]
+            os.fchmod(out, mode)
+        finally:
+            os.close(out)
+        if _is_folder(parts[-1], parent):
+            _remove(parts[-1], parent)
+        os.rename(beside, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def read(path: str, limit: int) -> bytes:
+    """A regular file's content, at most `limit` bytes."""
+    # A named pipe would block the open, a terminal become ours.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as f:
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISDIR(kind):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "no regular file")
+        data = f.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit} bytes")
+    return data
+
+
+def entries(path: str) -> list[dict[str, Any]]:
+    """The entries of a folder, by name."""
+    found = []
+    with os.scandir(path) as it:
+        for entry in it:
+            info = entry.stat(follow_symlinks=False)
+            kind = "other"
+            for test, name in ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink")):
+                if test(info.st_mode):
+                    kind = name
+            found.append({"name": entry.name, "type": kind, "size": info.st_size, "modified": info.st_mtime})
+    return sorted(found, key=lambda e: str(e["name"]))

@@ -1,0 +1,225 @@
+"""The owner's side of `spawner.py`: requests over its control socket, and the outputs of commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from openforge.sandboxes import join
+from openforge.sandboxes.protocol import SandboxError, SandboxFileError, SandboxLost
+
+OUTPUT_BYTES = 1 << 20  # of each output kept in a result: half from its start, half from its end
+LOG_BYTES = 64 << 20  # of both outputs written to a log
+_CHUNK = 1 << 16
+
+
+class Request:
+    """One request in flight: an asyncio stream to the forked child."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send(self, request: dict[str, Any], payloads: Iterable[bytes] = ()) -> None:
+        """Send the request's line and payloads. A child that has answered already may not read them all."""
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            for payload in payloads:
+                self._writer.write(payload)
+                await self._writer.drain()
+
+    async def answer(self) -> tuple[dict[str, Any], bytes] | None:
+        """The child's answer and payload; None if it was killed before it could give one."""
+        try:
+            line = await self._reader.readline()
+            if not line:
+                return None
+            reply: dict[str, Any] = json.loads(line)
+            return reply, await self._reader.readexactly(reply["size"])
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return None
+
+    def hang_up(self) -> None:
+        """Tell the child to end what it started and answer."""
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Spawner:
+    """The spawner process, started on the first request and ended by `close` or by this process's death."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # -I -S: no site, no environment; an own session: a Ctrl-C of the terminal is the owner's to handle.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "spawner.py"],  # its command line shows in `ps` inside
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={},
+                cwd=Path(__file__).parent,
+                start_new_session=True,
+            )
+        self._control = ours
+        return ours
+
+    def _hand_over(self, fds: Sequence[int]) -> socket.socket:
+        """Have a child forked that holds `fds`; returns our end of its request socket."""
+        control = self._control or self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(control, [b"+"], [theirs.fileno(), *fds])
+            except OSError:
+                ours.close()
+                raise SandboxLost("the process that keeps this run's sandboxes died, and they with it") from None
+        return ours
+
+    async def request(self, fds: Sequence[int] = ()) -> Request:
+        """Begin a request whose child holds `fds` (which the caller closes)."""
+        return Request(*await asyncio.open_unix_connection(sock=self._hand_over(fds), limit=1 << 24))
+
+    async def call(self, request: dict[str, Any], payloads: Iterable[bytes] = ()) -> tuple[dict[str, Any], bytes]:
+        """A request that needs no descriptors and no hang-up.
+
+        Raises:
+            SandboxLost: the child was killed, or the sandbox is gone.
+            SandboxFileError: the operation failed inside.
+        """
+        child = await self.request()
+        try:
+            await child.send(request, payloads)
+            answer = await child.answer()
+        finally:
+            child.close()
+        if answer is None:
+            raise SandboxLost(f"the process that should {request['op']} inside the sandbox was killed")
+        checked(answer[0])
+        return answer
+
+    async def listen(self, holder: int, port: int) -> socket.socket:
+        """A listener on the sandbox's own 127.0.0.1:`port`; `SandboxError` if that cannot be had."""
+        with self._hand_over(()) as channel:
+            channel.sendall(json.dumps({"op": "listen", "holder": holder, "port": port}).encode() + b"\n")
+            await readable(channel.fileno())
+            try:
+                return join.received(channel)
+            except join.JoinError as e:
+                raise SandboxError(f"cannot listen on port {port} inside the sandbox: {e}") from None
+
+    @property
+    def pid(self) -> int | None:
+        """The spawner's pid; /proc/<pid>/stat accounts for the CPU time of all it ever started and reaped."""
+        return None if self._process is None else self._process.pid
+
+    async def close(self) -> None:
+        """End the spawner, and with it every sandbox that is still there."""
+        if self._control is not None and self._process is not None:
+            self._control.close()
+            await asyncio.to_thread(self._process.wait)
+        self._control = self._process = None
+
+
+async def readable(fd: int) -> None:
+    """Return when `fd` can be read or is at its end."""
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+def checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply, unless it is an error."""
+    if "error" in reply:
+        if reply["lost"]:
+            raise SandboxLost(reply["error"])
+        raise SandboxFileError(reply["error"], reply["errno"])
+    return reply
+
+
+class Log:
+    """A log file outside, of limited size."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: BinaryIO | None = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
+        self._left = LOG_BYTES
+
+    def write(self, data: bytes) -> None:
+        if self._file is None or self._left == 0:
+            return
+        self._file.write(data[: self._left])
+        self._left = max(0, self._left - len(data))
+        if self._left == 0:
+            self._file.write(f"\n[the log ends here: {LOG_BYTES} bytes]\n".encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Output:
+    """Reads one output of a command as it comes and keeps its start and its end."""
+
+    def __init__(self, log: Log, fds: list[int]) -> None:
+        """Makes the pipe; its write end is appended to `fds`, which the caller closes."""
+        self.fd, write_end = os.pipe()
+        fds.append(write_end)
+        os.set_blocking(self.fd, False)
+        self._log = log
+        self._head, self._tail, self._total = bytearray(), bytearray(), 0
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fd, self._read)
+
+    def _read(self) -> bool:
+        """Read once; whether there may be more."""
+        try:
+            data = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self.fd)
+            return False
+        self._log.write(data)
+        self._total += len(data)
+        room = OUTPUT_BYTES // 2 - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > OUTPUT_BYTES:  # cut now and then, not on every read
+            del self._tail[: -OUTPUT_BYTES // 2]
+        return True
+
+    def finish(self) -> bytes:
+        """What was written, without waiting for a daemon that keeps the output open."""
+        for _ in range(1024):  # the command is dead: its words are in the pipe; a daemon could fill it for ever
+            if not self._read():
+                break
+        self.close()
+        tail = bytes(self._tail[-OUTPUT_BYTES // 2 :])
+        left_out = self._total - len(self._head) - len(tail)
+        mark = f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b""
+        return bytes(self._head) + mark + tail
+
+    def close(self) -> None:
+        """Stop reading; again is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self.fd)
+            os.close(self.fd)

@@ -1,0 +1,61 @@
+"""What the training job is told: one JSON file, written by the core side and read inside the train
+environment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from openforge.config import RunConfig
+from openforge.tables import write_beside
+
+# How the job's lines begin that are for us: progress, and the sentence of a TrainError.
+PROGRESS = "train: "
+REFUSED = "openforge: "
+
+
+class TrainError(RuntimeError):
+    """Training that cannot start or go on; one sentence, with the job's last lines where it ran."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One iteration of training.
+
+    Attributes:
+        run: name of the run.
+        iteration: k, from 1.
+        checkpoint_in: folder of checkpoint k-1 (Hugging Face format).
+        state_in: folder of the optimizer's state k-1; None at k = 1.
+        samples: the iteration's samples.parquet.
+        checkpoint_out: folder of checkpoint k, made by the job.
+        state_out: folder of state k, made by the job.
+        metrics_out: metrics.parquet of the iteration.
+        config: the run's configuration, as `RunConfig.model_dump(mode="json")`.
+        config_digest: digest of the configuration, kept in checkpoint.json.
+    """
+
+    run: str
+    iteration: int
+    checkpoint_in: str
+    state_in: str | None
+    samples: str
+    checkpoint_out: str
+    state_out: str
+    metrics_out: str
+    config: dict[str, Any]
+    config_digest: str
+
+    @property
+    def typed(self) -> RunConfig:
+        """The configuration, validated again."""
+        return RunConfig.model_validate_json(json.dumps(self.config))
+
+    def write(self, path: Path) -> None:
+        write_beside(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        return Job(**json.loads(path.read_text()))

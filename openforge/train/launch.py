@@ -1,0 +1,128 @@
+"""Start the training job in its software environment, follow it, and end it with us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from openforge import tables
+from openforge.software import ROOT, python_of
+from openforge.train.checkpoint import carry_over, check_state, prune_states
+from openforge.train.job import PROGRESS, REFUSED, Job, TrainError
+
+Progress = Callable[[str], None]
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
+    """Train iteration k: checkpoint k, state k and the iteration's metrics are written, or nothing is.
+
+    Where the samples table is empty (every group was degenerate), checkpoint k is checkpoint k-1 under its
+    own name.
+
+    Raises:
+        TrainError: inputs that do not fit, or a job that failed, with the last lines of its log.
+        SoftwareMissing: the train environment is not built.
+    """
+    trainer = job.typed.trainer
+    if pq.read_metadata(job.samples).num_rows == 0:
+        reason = "no sample to train on: every group was dropped"
+        version = carry_over(job, reason)
+        row = {"iteration": job.iteration, "step": -1, "name": "training/rows", "value": 0.0}
+        tables.write_table(job.metrics_out, tables.METRICS, [row])
+        progress(f"iteration {job.iteration}: {reason}; {version} carries the weights on")
+        return
+    if job.state_in is not None:
+        check_state(Path(job.state_in), Path(job.checkpoint_in), trainer.nproc_per_node)
+    python = python_of(f"train-{trainer.device}", root)
+    out = Path(job.checkpoint_out)
+    spec = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.job.json")
+    job.write(spec)
+    try:
+        _follow(command(python, spec, trainer.nproc_per_node), environment(trainer.threads), progress)
+    finally:
+        spec.unlink(missing_ok=True)
+    # State k-1 stays until k+1 is trained: an interrupt right here must leave something to train k from
+    # again.
+    prune_states(Path(job.state_out).parent, job.iteration, trainer.max_actor_ckpt_to_keep)
+
+
+def command(python: Path, spec: Path, processes: int) -> list[str]:
+    """The job's command line: torchrun for several processes, plain Python (quicker to start) for one."""
+    module = ["-m", "openforge.train.epoch", str(spec)]
+    if processes == 1:
+        return [str(python), *module]
+    return [str(python), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *module]
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The job's environment: this package on its path, its threads, nothing of a hub."""
+    package_root = Path(__file__).resolve().parents[2]
+    paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        "OMP_NUM_THREADS": str(threads),
+        # A spinning thread starves the other on a machine that does something else as well.
+        "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Several processes of one machine talk over loopback, whatever its host name resolves to.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+def _follow(argv: list[str], env: dict[str, str], progress: Progress) -> None:
+    """Run a command, hand its progress lines on, and raise with its last lines when it fails."""
+    tail: deque[str] = deque(maxlen=25)
+    # A session of its own: an interrupt reaches the job through us alone, and one signal reaches all of it.
+    child = subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    try:
+        for line in child.stdout:
+            if line.startswith(PROGRESS):
+                progress(line.removeprefix(PROGRESS).rstrip())
+            tail.append(line.rstrip())
+        code = child.wait()
+    except BaseException:
+        _end(child)
+        raise
+    refused = [line for line in tail if line.startswith(REFUSED)]
+    if refused:
+        raise TrainError(refused[0].removeprefix(REFUSED))
+    if code:
+        raise TrainError(f"the training job ended with code {code}; its last lines:\n" + "\n".join(tail))
+
+
+def _end(child: subprocess.Popen[str], seconds: float = 20.0) -> None:
+    """Ask the job to end (torchrun passes it on to its workers), then kill what is left of its session."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, sign)
+        except ProcessLookupError:
+            return
+        try:
+            child.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,169 @@
+"""Task folders in ClawEval's format: hand-written ones, round trips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from openforge import tables
+from openforge.environments.claw_eval.folder import (
+    FolderError,
+    Unsupported,
+    make_verifier,
+    read_folder,
+    write_folder,
+)
+
+TASK = """\
+task_id: T900_rename
+task_name: Rename a file
+version: "1.0"
+difficulty: easy
+tags: [rename, files]
+prompt:
+  text: Rename old.txt to new.txt.
+  language: en
+environment:
+  timeout_seconds: 60
+  max_turns: 4
+  enable_todo: false
+sandbox_files: [old.txt, fixtures/more.csv]
+split: heldout
+verifier:
+  name: renamed
+  command: [python3, -I, verify.py]
+  files: [verify.py]
+  timeout_seconds: 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    base = tmp_path / "mine" / "T900"
+    for name, text in {"old.txt": "x", "fixtures/more.csv": "a,b\n", "verifier/verify.py": "print()"}.items():
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text(text)
+        os.chmod(base / name, 0o644)
+    os.chmod(base / "old.txt", 0o755)
+    (base / "task.yaml").write_text(TASK)
+    return base
+
+
+def test_a_folder_becomes_a_row_of_the_tasks_table(folder: Path) -> None:
+    row = read_folder(folder)
+    assert row["task_id"] == "T900_rename" and row["environment"] == "claw_eval" and row["split"] == "heldout"
+    assert row["instruction"] == "Rename old.txt to new.txt." and row["tags"] == ["rename", "files"]
+    assert row["files"] == [
+        {"path": "old.txt", "content": b"x", "mode": 0o755},
+        {"path": "fixtures/more.csv", "content": b"a,b\n", "mode": 0o644},
+    ]
+    assert row["task_limits"] == {"turns": 4, "tokens": None, "seconds": 60.0}
+    verifier = row["verifier"]
+    assert (verifier["name"], verifier["seconds"]) == ("renamed", 5.0)
+    assert verifier["command"] == ["python3", "-I", "verify.py"]
+    assert verifier["files"] == [{"path": "verify.py", "content": b"print()", "mode": 0o644}]
+    assert json.loads(row["payload"]) == {
+        "task_name": "Rename a file",
+        "version": "1.0",
+        "difficulty": "easy",
+        "prompt": {"language": "en"},
+        "environment": {"enable_todo": False},
+    }
+    assert row["source"] == "mine"
+    assert tables.TASKS.arrow([row]).num_rows == 1
+
+
+def test_written_and_read_again_it_is_the_same_row(folder: Path, tmp_path: Path) -> None:
+    row = read_folder(folder)
+    write_folder(tmp_path / "copy" / "T900", row)
+    assert read_folder(tmp_path / "copy" / "T900", source="mine") == row
+    # No limit is not the format's default limit.
+    free = row | {"task_limits": {"turns": None, "tokens": 100, "seconds": None}, "payload": "{}"}
+    write_folder(tmp_path / "free", free)
+    again = read_folder(tmp_path / "free", source="mine")
+    assert again["task_limits"] == free["task_limits"] and again["payload"] == "{}"
+
+
+def test_the_format_s_defaults_hold_where_it_is_silent(folder: Path) -> None:
+    data = yaml.safe_load(TASK)
+    del data["environment"], data["sandbox_files"], data["split"]
+    data["environment"] = {"fixtures": ["old.txt"]}
+    (folder / "task.yaml").write_text(yaml.safe_dump(data))
+    row = read_folder(folder, split="train")
+    assert row["task_limits"] == {"turns": 20, "tokens": None, "seconds": 300.0} and row["split"] == "train"
+    assert [f["path"] for f in row["files"]] == ["old.txt"]
+
+
+def test_versions_follow_the_content(folder: Path) -> None:
+    before = read_folder(folder)
+    assert read_folder(folder) == before
+    (folder / "verifier" / "verify.py").write_text("print(1)")
+    changed = read_folder(folder)
+    assert changed["verifier"]["version"] != before["verifier"]["version"]
+    assert changed["source_revision"] != before["source_revision"]
+    same = make_verifier("other name", before["verifier"]["command"], before["verifier"]["files"], 9)
+    assert same["version"] == before["verifier"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task_id": None}, r"task.yaml: key 'task_id' is required"),
+        ({"task_id": 7}, r"task.yaml: key 'task_id' is 7; it must be a text"),
+        ({"prompt": {"language": "en"}}, r"task.yaml: key 'prompt.text' is required"),
+        ({"split": None}, r"task.yaml: key 'split' is required"),
+        ({"environment": {"max_turns": 0}}, r"'environment.max_turns' is 0; it must be a whole number above 0"),
+        ({"environment": {"timeout_seconds": "1m"}}, r"'environment.timeout_seconds' is '1m'; it must be a number"),
+        ({"sandbox_files": ["no.txt"]}, r"task.yaml: sandbox_files: .*/no.txt does not exist"),
+        ({"sandbox_files": ["../secret"]}, r"sandbox_files: '../secret' must be a plain path relative"),
+        ({"sandbox_files": ["/etc/passwd"]}, r"sandbox_files: '/etc/passwd' must be a plain path relative"),
+        ({"sandbox_files": ["link"]}, r"sandbox_files: .*/link is a link out of the task's folder"),
+        ({"verifier": {"files": [], "timeout_seconds": 5}}, r"key 'verifier.command' is required"),
+        ({"verifier": {"command": ["true"], "files": []}}, r"key 'verifier.timeout_seconds' is required"),
+        ({"verifier": {"command": [], "timeout_seconds": 5}}, r"key 'verifier.command' must not be empty"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_file_and_key(folder: Path, change: dict[str, Any], message: str) -> None:
+    (folder / "link").symlink_to("/etc/hostname")
+    data = yaml.safe_load(TASK) | change
+    (folder / "task.yaml").write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not None}))
+    with pytest.raises(FolderError, match=message):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"services": [{"name": "gmail", "port": 9100}]}, "mock services"),
+        ({"tools": [{"name": "send"}]}, "tools with HTTP endpoints"),
+        ({"user_agent": {"enabled": True}}, "a simulated user"),
+        ({"prompt": {"text": "x", "attachments": ["a.png"]}}, "attachments in the prompt"),
+        ({"verifier": None, "scoring_components": []}, "a grader of ClawEval's own library"),
+    ],
+)
+def test_what_this_installation_lacks_is_unsupported(folder: Path, change: dict[str, Any], what: str) -> None:
+    data = yaml.safe_load(TASK) | change
+    (folder / "task.yaml").write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not None}))
+    with pytest.raises(Unsupported, match=f"task 'T900_rename' needs {what}") as e:
+        read_folder(folder)
+    assert (e.value.task_id, e.value.what) == ("T900_rename", what)
+
+
+def test_no_folder_and_no_yaml_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match=f"{tmp_path} is no task folder: it holds no task.yaml"):
+        read_folder(tmp_path)
+    (tmp_path / "task.yaml").write_text("a: [")
+    with pytest.raises(FolderError, match=r"task\.yaml is not readable YAML"):
+        read_folder(tmp_path)
+
+
+def test_a_file_that_would_hide_the_folder_s_own_is_refused(folder: Path, tmp_path: Path) -> None:
+    row = read_folder(folder)
+    row["files"] = [{"path": "verifier/x", "content": b"", "mode": 0o644}]
+    with pytest.raises(FolderError, match="a task's file cannot be named 'verifier/x'"):
+        write_folder(tmp_path / "out", row)

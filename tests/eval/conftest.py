@@ -1,0 +1,19 @@
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import made_run
+
+
+@pytest.fixture(scope="session")
+def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_run.make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def run_dir(_made: Path, tmp_path: Path) -> Path:
+    """A run made by hand, below tmp_path/results."""
+    return Path(shutil.copytree(_made, tmp_path / "results" / made_run.RUN))

@@ -1,0 +1,101 @@
+"""plan(k): every (task, sample) exactly once an epoch, whatever k is asked first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openforge import plan
+from openforge.config import Cell, RunConfig
+
+
+def task(i: int, split: str = "train", **limits: Any) -> dict[str, Any]:
+    return {
+        "task_id": f"t{i}",
+        "environment": "claw_eval",
+        "split": split,
+        "instruction": "do it",
+        "payload": "{}",
+        "files": [],
+        "verifier": {"name": "v", "version": "1", "command": ["true"], "files": [], "seconds": 10.0},
+        "task_limits": {"turns": None, "tokens": None, "seconds": None} | limits,
+        "tags": ["kind"],
+        "source": "demo",
+        "source_revision": "r",
+    }
+
+
+def config(**over: Any) -> RunConfig:
+    base: dict[str, Any] = {"model": "m", "iterations": 4, "tasks": {"source": "demo"}}
+    return RunConfig.model_validate(base | over)
+
+
+@given(tasks=st.integers(1, 12), batch=st.integers(1, 30), seed=st.integers(0, 5))
+def test_epochs_are_permutations_whatever_the_batch(tasks: int, batch: int, seed: int) -> None:
+    ids = [f"t{i}" for i in range(tasks)]
+    whole = plan.draw(ids, seed, 0, 5 * tasks)
+    for e in range(5):
+        assert sorted(whole[e * tasks : (e + 1) * tasks]) == sorted(ids)
+    pieces = [i for start in range(0, 5 * tasks, batch) for i in plan.draw(ids, seed, start, batch)]
+    assert pieces[: 5 * tasks] == whole
+
+
+def test_the_draw_does_not_depend_on_the_order_of_the_raw_tasks() -> None:
+    ids = [f"t{i}" for i in range(9)]
+    assert plan.draw(ids, 0, 3, 7) == plan.draw(ids[::-1], 0, 3, 7)
+
+
+def test_seeds_differ() -> None:
+    ids = [f"t{i}" for i in range(9)]
+    assert plan.draw(ids, 0, 0, 9) != plan.draw(ids, 1, 0, 9)
+
+
+def test_a_training_table_is_whole_groups_in_whole_shards() -> None:
+    c = config(data={"train_batch_size": 5}, rollout={"n": 4, "shards": 2})
+    rows = plan.train_table("r", c, [task(i) for i in range(3)], 1)
+    assert len(rows) == 20 and len({r["rollout_id"] for r in rows}) == 20
+    groups = Counter(r["group_id"] for r in rows)
+    # Three tasks drawn five times: two of them twice, told apart by their draw.
+    assert sorted(groups.values()) == [4, 4, 4, 4, 4]
+    assert Counter(r["draw"] for r in rows) == {0: 12, 1: 8}
+    for g in groups:
+        assert len({r["shard"] for r in rows if r["group_id"] == g}) == 1
+    assert {r["shard"] for r in rows} == {1, 2}
+    assert {r["policy"] for r in rows} == {"r@0"}
+
+
+def test_lag_samples_from_an_older_checkpoint() -> None:
+    rows = plan.train_table("r", config(lag=1), [task(0)], 3)
+    assert {r["policy"] for r in rows} == {"r@1"}
+
+
+def test_the_lower_limit_holds() -> None:
+    c = config(limits={"turns": 4, "seconds": 60.0})
+    by_task = {
+        r["task_id"]: r["limits"]
+        for r in plan.train_table("r", c, [task(0, turns=2, seconds=90.0), task(1, turns=9)], 1)
+    }
+    assert by_task["t0"] == {"turns": 2, "tokens": None, "seconds": 60.0}
+    assert by_task["t1"] == {"turns": 4, "tokens": None, "seconds": 60.0}
+
+
+def test_an_evaluation_takes_its_split_and_its_samples() -> None:
+    cell = Cell.model_validate({"name": "heldout", "n": 3, "tasks": 2})
+    tasks = [task(0), *[task(i, "heldout") for i in range(1, 5)]]
+    rows = plan.eval_table("r", config(), tasks, cell, 7, "r@7")
+    assert len(rows) == 6 and all(r["split"] == "heldout" and r["iteration"] == 7 for r in rows)
+    again = plan.eval_table("r", config(), tasks, cell, 8, "r@8")
+    # The same tasks at every checkpoint, under other identities.
+    assert [r["task_id"] for r in rows] == [r["task_id"] for r in again]
+    assert not {r["rollout_id"] for r in rows} & {r["rollout_id"] for r in again}
+
+
+def test_an_empty_split_and_too_many_tasks_are_sentences() -> None:
+    with pytest.raises(plan.PlanError, match="'nosuch'.*train"):
+        plan.eval_table("r", config(), [task(0)], Cell(name="a", split="nosuch"), 0, "p")
+    with pytest.raises(plan.PlanError, match="asks for 3 tasks; split 'train' has 1"):
+        plan.eval_table("r", config(), [task(0)], Cell(name="a", split="train", tasks=3), 0, "p")

@@ -1,0 +1,89 @@
+"""Preparing models in the serve environment (torch, transformers, gguf)."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import HERE
+
+from openforge import software
+from openforge.policy.models import ModelError, prepare
+
+pytestmark = pytest.mark.slow
+
+MAKE_TIED = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.manual_seed(1)
+c = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                tie_word_embeddings=True)
+LlamaForCausalLM(c).bfloat16().save_pretrained(sys.argv[1], max_shard_size=sys.argv[2])
+"""
+COMPARE = """
+import sys, torch
+from transformers import AutoModelForCausalLM as A
+a, b = (A.from_pretrained(p, dtype=torch.float32) for p in sys.argv[1:3])
+ids = torch.arange(20)[None]
+assert not b.config.tie_word_embeddings
+assert b.lm_head.weight.data_ptr() != b.model.embed_tokens.weight.data_ptr()
+print((a(ids).logits - b(ids).logits).abs().max().item())
+"""
+# llama.cpp's rotation of neighbouring rows, written out; transformers' forward rotates the two halves.
+UNPERMUTE = """
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from openforge.policy.gguf_model import unpermute
+torch.manual_seed(0)
+heads, d, hidden, T = 3, 8, 24, 5
+w = torch.randn(heads * d, hidden); x = torch.randn(T, hidden)
+angle = torch.arange(T)[:, None] / 10000 ** (torch.arange(0, d, 2) / d)
+q = (x @ w.T).view(T, heads, d)
+even, odd = q[..., 0::2], q[..., 1::2]; c, s = angle.cos()[:, None], angle.sin()[:, None]
+rotated = torch.stack([even * c - odd * s, even * s + odd * c], -1).flatten(-2)
+w2 = torch.from_numpy(unpermute(w.numpy(), heads))
+q2 = (x @ w2.T).view(1, T, heads, d).transpose(1, 2)
+full = torch.cat([angle, angle], -1)[None]
+r2, _ = apply_rotary_pos_emb(q2, q2, full.cos(), full.sin())
+# Attention sees dot products only: the two orders of a head's dimensions must give the same ones.
+mine, theirs = rotated.transpose(0, 1), r2[0]
+print((mine @ mine.mT - theirs @ theirs.mT).abs().max().item())
+"""
+
+
+def serve_python(code: str, *args: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    argv = [str(software.python_of("serve-cpu")), "-c", code, *args]
+    return subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_tied_folder_in_shards_is_untied_and_computes_the_same(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    serve_python(MAKE_TIED, str(source), "5KB")
+    assert len(list(source.glob("*.safetensors"))) > 1
+    (source / "tokenizer.json").write_text('{"kept": "as it is"}')
+    (source / "pytorch_model.bin").write_bytes(b"not copied")
+    out.mkdir()
+    (out / "stale").touch()
+    prepare(str(source), out)
+    # bf16 -> fp32 is exact
+    assert float(serve_python(COMPARE, str(source), str(out))) == 0
+    assert (out / "tokenizer.json").read_text() == '{"kept": "as it is"}'
+    assert not (out / "stale").exists() and not (out / "pytorch_model.bin").exists()
+    assert json.loads((out / "checkpoint.json").read_text())["source"] == str(source)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_gguf_query_and_key_rows_are_put_in_transformers_order() -> None:
+    assert float(serve_python(UNPERMUTE)) < 1e-4
+
+
+def test_hub_id_that_cannot_be_fetched_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    with pytest.raises(ModelError, match="'some/model@0123abc' could not be fetched from the hub") as e:
+        prepare("some/model@0123abc", tmp_path / "out")
+    assert "\n" not in str(e.value) and "Traceback" not in str(e.value)
+    assert not (tmp_path / "out").exists()

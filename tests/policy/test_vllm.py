@@ -1,0 +1,108 @@
+"""Real vLLM on CPU: what it records is what a transformers forward of the served checkpoint gives, swaps or not."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import HERE
+
+from openforge import software
+from openforge.config import Server
+from openforge.policy import process
+from openforge.policy.lease import Endpoint, PolicyMismatch, lease
+from openforge.policy.models import prepare
+from openforge.policy.state import places
+from openforge.policy.weights import read_checkpoint, weights_sha256
+
+pytestmark = pytest.mark.slow
+
+CALLS = [
+    {"seed": 1, "temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 1.0, "tools": [{"type": "function", "function": {"name": "bash", "parameters": {}}}]},
+]
+
+
+def serve_python(*args: str, stdin: str = "") -> str:
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    argv = [str(software.python_of("serve-cpu")), str(HERE / "checkpoints.py"), *args]
+    return subprocess.run(argv, env=env, input=stdin, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def record(endpoint: Endpoint) -> list[dict[str, Any]]:
+    """Chat completions as the proxy asks for them: prompt ids, response ids, logprobs."""
+    out = []
+    for call in CALLS:
+        body = {"model": endpoint.model, "max_tokens": 24, "logprobs": True, "return_token_ids": True, **call}
+        body["messages"] = [{"role": "user", "content": "Name three colours of the sky at noon."}]
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        answer = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        logprobs = [t["logprob"] for t in choice["logprobs"]["content"]]
+        assert len(logprobs) == len(choice["token_ids"])
+        out.append({"prompt": answer.json()["prompt_token_ids"], "response": choice["token_ids"], "logprobs": logprobs})
+    return out
+
+
+def differences(pairs: list[tuple[list[dict[str, Any]], Path]]) -> list[float]:
+    """For each (recorded calls, folder), the largest difference to a transformers forward of the folder."""
+    asked = [[str(folder), r["prompt"], r["response"]] for recorded, folder in pairs for r in recorded]
+    scored = iter(json.loads(serve_python("score", stdin=json.dumps(asked))))
+    out = []
+    for recorded, _ in pairs:
+        both = [(r["logprobs"], next(scored)) for r in recorded]
+        out.append(max(abs(a - b) for mine, theirs in both for a, b in zip(mine, theirs, strict=True)))
+    return out
+
+
+@pytest.mark.parametrize("model", ["tiny-random", "smollm2-135m-instruct"])
+def test_recorded_logprobs_are_the_served_checkpoints_over_swaps(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENFORGE_OWNER", str(process.this()))
+    base = tmp_path / "base"
+    prepare(model, base)
+    assert read_checkpoint(base)["policy_version"] == f"0@{weights_sha256(base)}"
+    assert json.loads((base / "config.json").read_text())["tie_word_embeddings"] is False
+    serve_python("perturb", str(base))
+    folders, tied = [base, tmp_path / "1", tmp_path / "2"], tmp_path / "tied"
+    cfg = Server(
+        max_model_len=512,
+        max_num_seqs=8,
+        chat_template="openforge/policy/hermes.jinja",
+        tool_call_parser="hermes",
+    )
+
+    def take(folder: Path) -> Any:
+        version = read_checkpoint(folder)["policy_version"]
+        return lease(cfg, folder, version, state_dir=tmp_path / "state", job="test")
+
+    try:
+        servers, recorded = set(), []
+        for folder in folders:
+            with take(folder) as endpoint:
+                recorded.append(record(endpoint))
+                servers |= {place.read() for place in places(tmp_path / "state")}
+        assert len(servers) == 1, "the weights were swapped in one server"
+        # A checkpoint without a head of its own leaves vLLM's CPU head as it was, with HTTP 200 all along.
+        with pytest.raises(PolicyMismatch, match="serves other weights"), take(tied):
+            pass
+    finally:
+        for place in places(tmp_path / "state"):
+            keeper, server = place.read()
+            for who in filter(None, (keeper, server)):
+                process.end_session(who)
+    # The same measure against the checkpoint before tells them apart: it would have seen old weights.
+    own = list(zip(recorded, folders, strict=True))
+    stale = list(zip(recorded[1:], folders[:-1], strict=True))
+    found = differences(own + stale)
+    assert max(found[:3]) < 1e-3, found
+    assert min(found[3:]) > 1e-2, found
+    for folder in (*folders, tied):  # gigabytes that pytest would keep
+        shutil.rmtree(folder)

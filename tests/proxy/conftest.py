@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from proxy_rig import Rig
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """The proxy in this process, on a free port, before a stub policy server."""
+    async with aiohttp.ClientSession() as harness, aiohttp.ClientSession() as upstream:
+        made = Rig(tmp_path / "journal", harness, upstream)
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()

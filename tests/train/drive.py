@@ -1,0 +1,291 @@
+"""Runs inside the train environment: jobs on a tiny random model beside the oracle; prints one JSON object.
+
+One process for all of it, since importing veRL costs more than everything else here. `drive.py FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openforge.train import epoch  # first: it registers the CPU platform before veRL looks for one
+
+import torch  # isort: skip
+from safetensors.torch import load_file  # isort: skip
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # isort: skip
+
+from openforge import tables
+from openforge.config import RunConfig
+from openforge.policy.weights import write_checkpoint
+from openforge.train.job import Job, TrainError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from oracle import Oracle, advantages, log_probs
+
+Json = dict[str, Any]
+VOCABULARY = 61
+
+
+def tiny(folder: Path) -> Path:
+    """A random untied Llama as checkpoint 0, with weights large enough that its choices are not uniform."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    write_checkpoint(folder, 0)
+    return folder
+
+
+def row(model: Any, episode: str, group: str, reward: float, ids: list[int], mask: list[int]) -> Json:
+    """A samples row whose recorded log-probs lie off the model's, so that ratios differ from 1 and some
+    clip."""
+    sample: Json = {
+        "sample_id": f"{episode}-{len(ids)}",
+        "episode_id": episode,
+        "group_id": group,
+        "calls": [0],
+        "token_ids": ids,
+        "loss_mask": mask,
+        "rewards": [0.0] * (len(ids) - 1) + [reward],
+        "policy_version": "0@x",
+        "images": [],
+    }
+    with torch.no_grad():
+        exact = iter(log_probs(model, sample, 1.0)[0].tolist())
+    noise = np.random.default_rng(len(ids))
+    sample["logprobs"] = [next(exact) + float(noise.normal(0, 0.2)) if m else 0.0 for m in mask]
+    return sample
+
+
+def credited(samples: list[Json]) -> list[Json]:
+    """Samples with the oracle's advantages and weights by trained tokens."""
+    advantage = advantages(samples, True)
+    for s in samples:
+        whole = sum(sum(x["loss_mask"]) for x in samples if x["episode_id"] == s["episode_id"])
+        s["weight"] = sum(s["loss_mask"]) / whole
+        s["advantages"] = [advantage[s["episode_id"]] * m for m in s["loss_mask"]]
+    return samples
+
+
+def episodes(model: Any, seed: int, groups: int = 3) -> list[Json]:
+    """Groups of 3 episodes that share a few-shot prefix and their group's prompt, with one to three rows
+    each."""
+    draw = np.random.default_rng(seed)
+
+    def tokens(n: int) -> list[int]:
+        return [int(x) for x in draw.integers(0, VOCABULARY, n)]
+
+    shared, samples = tokens(9), []
+    for g in range(groups):
+        prompt = shared + tokens(4)
+        for e in range(3):
+            reward = [1.0, 0.0, float(draw.choice([0.0, 0.5, 1.0]))][e]
+            first, between, second = tokens(int(draw.integers(2, 6))), tokens(3), tokens(4)
+            ids = prompt + first + between + second
+            mask = [0] * len(prompt) + [1] * len(first) + [0] * 3 + [1] * 4
+            name = f"e{g}.{e}"
+            samples.append(row(model, name, f"g{g}", reward, ids, mask))
+            for _ in range(int(draw.integers(0, 3))):
+                other = prompt[: int(draw.integers(1, 12))] + tokens(5)
+                samples.append(row(model, name, f"g{g}", reward, other, [0] * (len(other) - 3) + [1] * 3))
+    for i, s in enumerate(samples):
+        s["sample_id"] = str(i)
+    return credited(samples)
+
+
+def split(samples: list[Json]) -> list[Json]:
+    """The same training with the second response of each two-response row in a row of its own."""
+    out = []
+    for s in samples:
+        ids, mask = s["token_ids"], s["loss_mask"]
+        runs = [i for i, m in enumerate(mask) if m and not mask[i - 1]]
+        if len(runs) == 1:
+            out.append(s)
+            continue
+        end = next(i for i in range(runs[0], len(ids)) if not mask[i])
+        head = {k: s[k][:end] for k in ("token_ids", "loss_mask", "logprobs")}
+        tail = [0] * runs[1] + mask[runs[1] :]
+        out.append({**s, **head, "rewards": [0.0] * (end - 1) + s["rewards"][-1:], "sample_id": s["sample_id"] + "a"})
+        logprobs = [p * m for p, m in zip(s["logprobs"], tail, strict=True)]
+        out.append({**s, "loss_mask": tail, "logprobs": logprobs, "sample_id": s["sample_id"] + "b"})
+    return credited(out)
+
+
+def config(bypass: bool = True, temperature: float = 1.0, **actor: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": "tiny-random",
+            "iterations": 2,
+            "tasks": {"source": "tiny"},
+            "sampling": {"temperature": temperature},
+            "algorithm": {"rollout_correction": {"bypass_mode": bypass}},
+            "trainer": {"threads": 1},
+            "actor": {"optim": {"lr": 1e-3}, "ppo_mini_batch_size": 5, "ppo_epochs": 2, **actor},
+        }
+    )
+
+
+def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig) -> Job:
+    table = run / f"samples{k}.parquet"
+    tables.write_table(table, tables.SAMPLES, samples)
+    return Job(
+        run=run.name,
+        iteration=k,
+        checkpoint_in=str(base if k == 1 else run / f"checkpoints/{k - 1:04d}"),
+        state_in=None if k == 1 else str(run / f"state/{k - 1:04d}"),
+        samples=str(table),
+        checkpoint_out=str(run / f"checkpoints/{k:04d}"),
+        state_out=str(run / f"state/{k:04d}"),
+        metrics_out=str(run / f"metrics{k}.parquet"),
+        config=settings.model_dump(mode="json"),
+        config_digest="d",
+    )
+
+
+def run_job(spec: Job) -> None:
+    path = Path(spec.metrics_out).with_suffix(".json")
+    spec.write(path)
+    epoch.main(path)
+
+
+def metric(spec: Job, name: str) -> list[float]:
+    rows = tables.read_rows(spec.metrics_out, tables.METRICS)
+    return [r["value"] for r in sorted(rows, key=lambda r: r["step"]) if r["name"] == name]
+
+
+def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings: RunConfig) -> Json:
+    """Chained jobs and the oracle on the same samples: the largest differences."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    oracle = Oracle(model, settings.model_dump(mode="json"))
+    worst: Json = {"loss": 0.0, "grad_norm": 0.0, "steps": 0, "clipped": 0.0}
+    for k, samples in enumerate(iterations, 1):
+        spec = job(run, base, k, samples, settings)
+        run_job(spec)
+        expected = oracle.iteration(k, samples)
+        loss, norm = metric(spec, "loss"), metric(spec, "grad_norm")
+        worst["steps"] += len(loss)
+        assert len(loss) == len(expected)
+        worst["loss"] = max(worst["loss"], *(abs(a - b[0]) for a, b in zip(loss, expected, strict=True)))
+        worst["grad_norm"] = max(worst["grad_norm"], *(abs(a - b[1]) for a, b in zip(norm, expected, strict=True)))
+        worst["clipped"] = max(worst["clipped"], *metric(spec, "actor/pg_clipfrac"))
+    written = AutoModelForCausalLM.from_pretrained(Path(spec.checkpoint_out))
+    first = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        after, ours, before = (
+            torch.cat([log_probs(m, s, 1.0)[0] for s in iterations[-1]]) for m in (model, written, first)
+        )
+    worst["log_probs"] = float((after - ours).abs().max())
+    worst["moved"] = float((before - ours).abs().max())
+    worst["untied"] = "lm_head.weight" in load_file(Path(spec.checkpoint_out) / "model.safetensors")
+    return worst
+
+
+def whole_batch(run: Path, base: Path, samples: list[Json], mode: str) -> list[float]:
+    """Loss and gradient norm of one step over all rows."""
+    settings = config(loss_agg_mode=mode, ppo_mini_batch_size=100, ppo_epochs=1)
+    spec = job(run, base, 1, samples, settings)
+    run_job(spec)
+    return metric(spec, "loss") + metric(spec, "grad_norm")
+
+
+def engines(run: Path, base: Path, samples: list[Json]) -> Json:
+    """Log-probs and entropies of trained tokens, shared prefixes against veRL's own engine, in small
+    micro-batches."""
+    from tensordict import NonTensorData
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    from openforge.train.rows import row_of
+    from openforge.train.worker import batch, build
+
+    epoch.start_processes()
+    worker = build(base, config(ppo_max_token_len_per_gpu=60))
+    rows, found, cost = [row_of(s) for s in samples], {}, {}
+    for shared in (True, False):
+        data = batch(rows, {}, 0, temperature=0.7, shared_prefix=shared, calculate_entropy=True, compute_loss=False)
+        tu.assign_non_tensor(data, global_token_num=NonTensorData([len(r.token_ids) for r in rows]))
+        before = worker.engine.computed_tokens
+        out, mask = worker.infer_batch(data), data["response_mask"]
+        cost[shared] = worker.engine.computed_tokens - before
+        found[shared] = {
+            name: response_from_nested(tu.get(out, name), mask).values() * mask.values()
+            for name in ("log_probs", "entropy")
+        }
+    torch.distributed.destroy_process_group()
+    return {
+        "log_probs": float((found[True]["log_probs"] - found[False]["log_probs"]).abs().max()),
+        "entropy": float((found[True]["entropy"] - found[False]["entropy"]).abs().max()),
+        "largest": float(found[False]["log_probs"].abs().max()),
+        "computed": cost[True],
+        "raw": cost[False],
+    }
+
+
+def verl_advantages(samples: list[Json]) -> Json:
+    """veRL's estimator against the oracle with and without std, and the job's sentence for a wrong one."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    from openforge.train.rows import row_of
+
+    reward = {s["episode_id"]: (s["rewards"][-1], s["group_id"]) for s in samples}
+    worst = 0.0
+    for norm in (True, False):
+        found, _ = get_adv_estimator_fn("grpo")(
+            token_level_rewards=torch.tensor([[r] for r, _ in reward.values()]),
+            response_mask=torch.ones(len(reward), 1),
+            index=np.array([g for _, g in reward.values()], dtype=object),
+            norm_adv_by_std_in_grpo=norm,
+        )
+        ours = advantages(samples, norm)
+        worst = max(worst, *(abs(float(f) - ours[e]) for f, e in zip(found[:, 0], reward, strict=True)))
+    rows = [row_of(s) for s in samples]
+    epoch.check_advantages(rows, norm_by_std=True)
+    try:
+        epoch.check_advantages(rows, norm_by_std=False)
+    except TrainError as e:
+        return {"worst": worst, "refused": str(e)}
+    return {"worst": worst, "refused": None}
+
+
+def main(folder: Path) -> Json:
+    torch.use_deterministic_algorithms(True)
+    base = tiny(folder / "base")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    two = [episodes(model, 1), episodes(model, 2)]
+    cases = {
+        "bypass": config(),
+        "plain_engine": config(use_shared_prefix=False),
+        "recomputed": config(bypass=False, temperature=0.7, loss_agg_mode="seq-mean-token-mean", entropy_coeff=0.01),
+        "token_sum": config(loss_agg_mode="seq-mean-token-sum", clip_ratio_high=0.28, clip_ratio_c=1.5),
+    }
+    out: Json = {name: against_oracle(folder / name, base, two, settings) for name, settings in cases.items()}
+    out["engines"] = engines(folder, base, two[0])
+    out["advantages"] = verl_advantages(two[0])
+    out["rows"] = {}
+    for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
+        merged = whole_batch(folder / f"merged-{mode}", base, two[0], mode)
+        out["rows"][mode] = [merged, whole_batch(folder / f"split-{mode}", base, split(two[0]), mode)]
+    again = job(folder / "again", base, 1, two[0], config())
+    run_job(again)
+    out["repeat"] = [
+        json.loads((p / "checkpoints/0001/checkpoint.json").read_text())["sha256"]
+        for p in (folder / "bypass", folder / "again")
+    ]
+    return out
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    (target / "result.json").write_text(json.dumps(main(target)))

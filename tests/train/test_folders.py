@@ -1,0 +1,183 @@
+"""Checkpoint and state folders without any training: carried over, refused, pruned; and the token trie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openforge import tables
+from openforge.config import RunConfig
+from openforge.train import launch
+from openforge.train.checkpoint import check_state, folder_beside, prune_states
+from openforge.train.job import Job, TrainError
+from openforge.train.trie import pack
+
+WEIGHTS = b"weights of checkpoint 0"
+# Digest of the one weights file's name and the digest of its bytes, worked out here on its own.
+DIGEST = hashlib.sha256(b"model.safetensors\0" + hashlib.sha256(WEIGHTS).digest()).hexdigest()
+
+
+def make_job(root: Path, k: int, samples: list[dict[str, Any]] | None = None) -> Job:
+    table = root / f"samples{k}.parquet"
+    tables.write_table(table, tables.SAMPLES, samples or [])
+    config = RunConfig.model_validate({"model": "tiny-random", "iterations": 3, "tasks": {"source": "tiny"}})
+    return Job(
+        run="run",
+        iteration=k,
+        checkpoint_in=str(root / f"checkpoints/{k - 1:04d}"),
+        state_in=None if k == 1 else str(root / f"state/{k - 1:04d}"),
+        samples=str(table),
+        checkpoint_out=str(root / f"checkpoints/{k:04d}"),
+        state_out=str(root / f"state/{k:04d}"),
+        metrics_out=str(root / f"metrics{k}.parquet"),
+        config=config.model_dump(mode="json"),
+        config_digest="digest",
+    )
+
+
+def checkpoint_0(root: Path) -> Path:
+    folder = root / "checkpoints/0000"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "config.json").write_text("{}")
+    card = {"iteration": 0, "policy_version": f"0@{DIGEST}", "sha256": DIGEST}
+    (folder / "checkpoint.json").write_text(json.dumps(card))
+    return folder
+
+
+def state(root: Path, k: int, version: str, world: int = 1) -> Path:
+    folder = root / f"state/{k:04d}"
+    (folder / "huggingface").mkdir(parents=True)
+    (folder / "optim_world_size_1_rank_0.pt").write_bytes(b"moments")
+    card = {"iteration": k, "policy_version": version, "world_size": world}
+    (folder / "state.json").write_text(json.dumps(card))
+    return folder
+
+
+def test_no_samples_carry_the_weights_on(tmp_path: Path) -> None:
+    before = checkpoint_0(tmp_path)
+    said: list[str] = []
+    launch.train(make_job(tmp_path, 1), said.append)
+    after = tmp_path / "checkpoints/0001"
+    card = json.loads((after / "checkpoint.json").read_text())
+    assert card["policy_version"] == f"1@{DIGEST}"
+    assert card["trained"] is False and "every group was dropped" in card["reason"]
+    assert os.stat(after / "model.safetensors").st_ino == os.stat(before / "model.safetensors").st_ino
+    assert json.loads((before / "checkpoint.json").read_text())["iteration"] == 0
+    metrics = tables.read_rows(tmp_path / "metrics1.parquet", tables.METRICS)
+    assert [(m["name"], m["value"]) for m in metrics] == [("training/rows", 0.0)]
+    assert said == [f"iteration 1: no sample to train on: every group was dropped; 1@{DIGEST} carries the weights on"]
+    # A state without an optimizer is carried on in turn.
+    launch.train(make_job(tmp_path, 2), said.append)
+    assert json.loads((tmp_path / "state/0002/state.json").read_text())["world_size"] == 0
+
+
+def test_no_samples_carry_the_optimizer_on(tmp_path: Path) -> None:
+    checkpoint_0(tmp_path)
+    launch.train(make_job(tmp_path, 1), lambda _: None)
+    version = json.loads((tmp_path / "checkpoints/0001/checkpoint.json").read_text())["policy_version"]
+    shutil.rmtree(tmp_path / "state/0001")
+    state(tmp_path, 1, version, world=2)
+    launch.train(make_job(tmp_path, 2), lambda _: None)
+    after = tmp_path / "state/0002"
+    assert (after / "optim_world_size_1_rank_0.pt").read_bytes() == b"moments"
+    card = json.loads((after / "state.json").read_text())
+    assert card == {"iteration": 2, "policy_version": f"2@{DIGEST}", "world_size": 2}
+
+
+def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    with pytest.raises(TrainError, match=r"belongs to policy 5@x, but .* is 0@"):
+        check_state(state(tmp_path, 1, "5@x"), checkpoint, 1)
+    with pytest.raises(TrainError, match=r"written by 2 processes .* set trainer.nproc_per_node to 2"):
+        check_state(state(tmp_path, 2, f"0@{DIGEST}", world=2), checkpoint, 1)
+    with pytest.raises(TrainError, match="holds no optimizer state"):
+        check_state(tmp_path / "state/0003", checkpoint, 1)
+
+
+def test_pruned_states_are_tombstones_that_name_the_nearest_full_one(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    for k in range(1, 6):
+        state(tmp_path, k, f"0@{DIGEST}")
+    assert prune_states(tmp_path / "state", before=5, keep=10) == []
+    assert prune_states(tmp_path / "state", before=5, keep=1) == ["0001", "0002", "0003"]
+    assert sorted(f.name for f in (tmp_path / "state/0003").iterdir()) == ["state.json", "tombstone.json"]
+    check_state(tmp_path / "state/0005", checkpoint, 1)
+    check_state(tmp_path / "state/0004", checkpoint, 1)
+    with pytest.raises(TrainError, match="state/0003 was pruned; no full state is left before it"):
+        check_state(tmp_path / "state/0003", checkpoint, 1)
+    state(tmp_path, 0, f"0@{DIGEST}")
+    with pytest.raises(TrainError, match="the nearest full state before it is 0000"):
+        check_state(tmp_path / "state/0003", checkpoint, 1)
+
+
+def test_a_failed_write_leaves_the_old_folder_and_nothing_beside(tmp_path: Path) -> None:
+    target = tmp_path / "0001"
+    with folder_beside(target) as f:
+        (f / "a").write_text("old")
+    with pytest.raises(OSError, match="disk full"), folder_beside(target) as f:
+        (f / "a").write_text("half")
+        raise OSError("disk full")
+    assert (target / "a").read_text() == "old"
+    with folder_beside(target) as f:
+        (f / "b").write_text("new")
+    assert [p.name for p in target.iterdir()] == ["b"]
+    assert [p.name for p in tmp_path.iterdir()] == ["0001"]
+
+
+# ---- following the job ---------------------------------------------------------------------------
+def follow(script: str, progress: launch.Progress) -> None:
+    launch._follow([sys.executable, "-u", "-c", script], dict(os.environ), progress)
+
+
+def test_a_failed_job_is_one_error_with_its_last_lines() -> None:
+    said: list[str] = []
+    with pytest.raises(TrainError, match=r"ended with code 1(.|\n)*ZeroDivisionError"):
+        follow("print('noise'); print('train: step 1/2'); 1 / 0", said.append)
+    assert said == ["step 1/2"]
+
+
+def test_a_refusal_of_the_job_is_its_sentence() -> None:
+    with pytest.raises(TrainError) as e:
+        follow("print('noise'); print('openforge: write the samples again'); raise SystemExit(2)", print)
+    assert str(e.value) == "write the samples again"
+
+
+def test_an_interrupt_ends_the_job() -> None:
+    # The job waits for its own death; the interrupt comes while we read its lines.
+    pids: list[int] = []
+
+    def interrupt(line: str) -> None:
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow("import os, threading; print('train:', os.getpid()); threading.Event().wait()", interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+# ---- trie ----------------------------------------------------------------------------------------
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=8))
+def test_the_trie_holds_every_prefix_once(rows: list[list[int]]) -> None:
+    trie = pack([np.array(r) for r in rows])
+    prefixes = {tuple(r[: i + 1]) for r in rows for i in range(len(r))}
+    assert len(trie.token) == len(prefixes)
+    for row, path in zip(rows, trie.paths, strict=True):
+        assert trie.token[path].tolist() == row
+        assert trie.depth[path].tolist() == list(range(len(row)))
+        # A node's ancestors by interval are exactly the nodes of its own path.
+        for i, node in enumerate(path):
+            above = [j for j in range(len(trie.token)) if j <= node < trie.end[j]]
+            assert above == sorted(path[: i + 1].tolist())
