@@ -30,15 +30,15 @@ for name in RUNS:
     rule:
         name:
             name if name.startswith("eval_") else f"train_{name}"
-        localrule: True
         default_target: name == "demo"
         input:
             f"results/{name}/report/index.html",
+        localrule: True
 
 
 if "demo" in RUNS:
 
     rule demo:
-        localrule: True
         input:
             "results/demo/report/index.html",
+        localrule: True

@@ -75,7 +75,10 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
             config = typed.load(run, root, snakemake.config).config
             one = Job(stage, run, root, root / "results" / run, config, wildcards, log)
             yield one
-        except Exception as e:
+        except Exception as error:
+            e = error
+            while isinstance(e, ExceptionGroup):
+                e = e.exceptions[0]
             if not type(e).__module__.startswith("openforge."):
                 traceback.print_exc(file=log)
             for stream in (sys.stderr, log):

@@ -115,7 +115,5 @@ def _run(command: list[str], name: str, cwd: Path | None = None, env: dict[str, 
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise SoftwareError(
-            f"software environment {name!r} could not be built: {' '.join(command[:6])} ...\n{tail}"
-        )
+        raise SoftwareError(f"software environment {name!r} could not be built: {' '.join(command[:6])} ...\n{tail}")
     return done.stdout

@@ -72,16 +72,16 @@ def cell_of(wildcards):
 
 def shard_names(wildcards):
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
-    return [
-        f"{i + 1:04d}" for i in range(planning.shards(RUNS[wildcards.run], cell))
-    ]
+    return [f"{i + 1:04d}" for i in range(planning.shards(RUNS[wildcards.run], cell))]
 
 
 def shard_files(table):
     """The files of all shards of an iteration or evaluation."""
 
     def files(wildcards):
-        part = f"purpose={wildcards.purpose}/cell={wildcards.cell}/iteration={wildcards.k}"
+        part = (
+            f"purpose={wildcards.purpose}/cell={wildcards.cell}/iteration={wildcards.k}"
+        )
         return [
             f"results/{wildcards.run}/{table}/{part}/shard={s}/{table}.parquet"
             for s in shard_names(wildcards)

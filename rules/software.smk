@@ -1,8 +1,6 @@
 # Software environments, built once from the exact pins in envs/.
 SOFTWARE = sorted(
-    p.stem
-    for p in Path(workflow.basedir, "envs").glob("*-*.txt")
-    if "." not in p.stem
+    p.stem for p in Path(workflow.basedir, "envs").glob("*-*.txt") if "." not in p.stem
 )
 DEVICES = {"serve-gpu", "train-gpu"}
 
@@ -24,6 +22,8 @@ for env in SOFTWARE:
 
 
 rule software:
-    localrule: True
     input:
-        expand(".software/{env}/ready.json", env=[e for e in SOFTWARE if e not in DEVICES]),
+        expand(
+            ".software/{env}/ready.json", env=[e for e in SOFTWARE if e not in DEVICES]
+        ),
+    localrule: True

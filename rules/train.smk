@@ -19,10 +19,10 @@ rule train:
         policy="results/{run}/checkpoints/{k}/checkpoint.json",
         state="results/{run}/state/{k}/state.json",
         metrics="results/{run}/metrics/purpose=train/cell=train/iteration={k}/metrics.parquet",
-    wildcard_constraints:
-        k=r"(?!0000)\d{4}",
     log:
         "logs/{run}/train-{k}.log",
+    wildcard_constraints:
+        k=r"(?!0000)\d{4}",
     threads: workflow.cores or 1
     script:
         "../scripts/train.py"

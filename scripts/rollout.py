@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from openforge import rollout, tables
+from openforge import tables
 from openforge.job import job
+from openforge.rollout.shard import run_shard
 
 with job("rollout", snakemake) as j:  # noqa: F821
     paths, out = snakemake.input, snakemake.output  # noqa: F821
-    rows = [
-        r for r in tables.read_rows(paths.rollouts, tables.ROLLOUTS) if r["shard"] == int(j.part["shard"])
-    ]
+    rows = [r for r in tables.read_rows(paths.rollouts, tables.ROLLOUTS) if r["shard"] == int(j.part["shard"])]
     policy = Path(paths.policy).resolve().parent if paths.get("policy") else None
-    done = rollout.run_shard(rows, policy, j)
+    done = run_shard(rows, policy, j)
     tables.write_table(out.blobs, tables.BLOBS, done.blobs)
     tables.write_table(out.calls, tables.CALLS, done.calls)
     tables.write_table(out.episodes, tables.EPISODES, done.episodes)

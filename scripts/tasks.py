@@ -9,6 +9,4 @@ from openforge.tasks import raw_tasks
 with job("tasks", snakemake) as j:  # noqa: F821
     rows = raw_tasks(j.config.tasks, j.run_dir / "tasks", j.root)
     tables.write_table(snakemake.output[0], tables.TASKS, rows)  # noqa: F821
-    j.say(
-        ", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items())) + " tasks"
-    )
+    j.say(", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items())) + " tasks")

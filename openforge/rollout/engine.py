@@ -6,6 +6,7 @@ An episode is one attempt of a rollout. Whatever happens to it becomes a row wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from openforge import environments, harnesses, tables
 from openforge.environments import EnvCallResult, verdict
 from openforge.policy.lease import Endpoint
 from openforge.proxy import journal, lineage
-from openforge.proxy.client import Proxy, Summary
+from openforge.proxy.client import Proxy, ProxyError, Summary
 from openforge.rollout.partial import Partial
 from openforge.rollout.progress import Progress
 from openforge.rollout.status import ENDS
@@ -102,9 +103,7 @@ class Shard:
         sandbox = None
         session = Session(self.proxy, episode_id)
         try:
-            sandbox = await self.backend.create(
-                episode_id, network=row["network"], binds=self.harness.binds()
-            )
+            sandbox = await self.backend.create(episode_id, network=row["network"], binds=self.harness.binds())
             out["isolation"] = f"commands and harness: {sandbox.isolation}"
             out["network"] = sandbox.network
             secret = secrets.token_urlsafe(24)
@@ -125,9 +124,7 @@ class Shard:
             env = environments.create_env(row["environment"], sandbox)
             result = await env.run(
                 task=row,
-                llm_args=environments.llm_args(
-                    base_url, secret, self.endpoint.model, self.endpoint.context_window
-                ),
+                llm_args=environments.llm_args(base_url, secret, self.endpoint.model, self.endpoint.context_window),
                 harness=self.harness,
                 harness_options=json.loads(row["harness_options"]),
                 limits=row["limits"],
@@ -140,6 +137,8 @@ class Shard:
             out["status"], out["message"] = "sandbox_lost", str(e)
         except SandboxError as e:
             out["status"], out["message"] = "setup_failed", str(e)
+        except ProxyError as e:
+            out["status"], out["message"] = "policy_failed", str(e)
         except (OSError, harnesses.HarnessError) as e:
             out["status"], out["message"] = "setup_failed", f"{type(e).__name__}: {e}"
         finally:
@@ -153,7 +152,9 @@ class Shard:
 
     async def _shut(self, session: Session, sandbox: Sandbox | None) -> None:
         try:
-            await session.close(False)
+            # An episode that came this far without closing it has failed already, and says why.
+            with contextlib.suppress(ProxyError):
+                await session.close(False)
         finally:
             if sandbox is not None:
                 await sandbox.delete()
@@ -167,9 +168,7 @@ class Shard:
         tables.write_beside(self.partial.artifacts / name, result.harness_log)
         return f"artifacts/{name}"
 
-    def _row(
-        self, row: Mapping[str, Any], episode_id: str, attempt: int, started: datetime
-    ) -> dict[str, Any]:
+    def _row(self, row: Mapping[str, Any], episode_id: str, attempt: int, started: datetime) -> dict[str, Any]:
         """The episode row as far as it is known before anything ran."""
         same = (
             "rollout_id",
@@ -223,9 +222,7 @@ class Shard:
                 episode = tables.episode_id(rollout_id, record["attempt"])
                 started = datetime.fromisoformat(record["started"])
                 row = self._row(by_id[rollout_id], episode, record["attempt"], started)
-                lost.append(
-                    row | {"status": "sandbox_lost", "message": "the shard's job died under this attempt"}
-                )
+                lost.append(row | {"status": "sandbox_lost", "message": "the shard's job died under this attempt"})
         return lost
 
 
@@ -243,9 +240,7 @@ class Session:
         return self.summary
 
 
-def finish(
-    shard: Shard, run_dir: Path
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def finish(shard: Shard, run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Episode, call and blob rows of a whole shard, from its partial folder.
 
     Exactly one attempt a rollout is final: its last one.

@@ -90,9 +90,7 @@ class Partial:
         return max(used, default=-1) + 1
 
     def start(self, rollout_id: str, attempt: int, started: datetime) -> None:
-        self._append(
-            {"event": "start", "rollout_id": rollout_id, "attempt": attempt, "started": started.isoformat()}
-        )
+        self._append({"event": "start", "rollout_id": rollout_id, "attempt": attempt, "started": started.isoformat()})
 
     def end(self, row: Mapping[str, Any]) -> None:
         """Record an ended attempt; on disk when this returns."""
@@ -104,9 +102,7 @@ class Partial:
         # One write(2) a record: appends of several records never interleave, a kill tears the last one at most.
         written = os.write(self._fd, line)
         if written != len(line):
-            raise OSError(
-                f"{self._records}: only {written} of {len(line)} bytes were written; is the disk full?"
-            )
+            raise OSError(f"{self._records}: only {written} of {len(line)} bytes were written; is the disk full?")
 
     def close(self) -> None:
         os.close(self._fd)

@@ -22,7 +22,7 @@ from openforge import tables
 from openforge.sandboxes import bwrap
 from openforge.sandboxes.bwrap import Bind, Limits
 from openforge.sandboxes.join import BASE_ENV, HOME, WORK
-from openforge.sandboxes.owner import Label, Owner, exiting, kill, remove
+from openforge.sandboxes.owner import Label, Owner, exiting, kill, kill_namespace, remove
 from openforge.sandboxes.protocol import (
     Adopter,
     ExecResult,
@@ -38,6 +38,7 @@ DOWNLOAD_BYTES = 256 << 20  # largest file taken out of a sandbox
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 _WRITABLE = (WORK, HOME, "/tmp")
 START_SECONDS = 60.0
+KILL_SECONDS = 30.0
 _GRACE = 15.0  # beyond a command's time limit: a supervisor that the agent has stopped cannot keep it
 
 
@@ -87,7 +88,12 @@ class LocalSandbox:
             "timeout": timeout,
             "limits": self.limits.rlimits(),
         }
+        ended = asyncio.Event()
+        # Before anything is awaited: `end_processes` must know of a command that has not arrived inside yet.
+        self._running.add(ended)
         with contextlib.ExitStack() as stack:
+            stack.callback(self._running.discard, ended)
+            stack.callback(ended.set)
             log_file = Log(log)
             stack.callback(log_file.close)
             fds: list[int] = []
@@ -106,8 +112,6 @@ class LocalSandbox:
     async def _finished(
         self, child: Request, request: dict[str, Any], timeout: float | None
     ) -> tuple[int | None, bool]:
-        ended = asyncio.Event()
-        self._running.add(ended)
         try:
             await child.send(request)
             patience = None if timeout is None else timeout + _GRACE
@@ -121,8 +125,6 @@ class LocalSandbox:
             raise
         finally:
             child.close()
-            ended.set()
-            self._running.discard(ended)
         if answer is None:  # its supervisor was killed inside, and the command with it
             self._alive()
             return -9, False
@@ -143,18 +145,33 @@ class LocalSandbox:
             SandboxError: some would not die.
             SandboxLost: the sandbox is gone.
         """
+        deadline = asyncio.get_running_loop().time() + KILL_SECONDS
         while True:
             pending = list(self._running)
-            reply, _ = await self._call({"op": "kill"})
-            if reply["left"]:
-                raise SandboxError(f"{reply['left']} processes of sandbox {self.sandbox_id} do not die")
-            if not pending:
+            killed = await self._kill()
+            if killed and not pending:
                 return
-            # One that was still on its way in when the others were killed shows by not having ended.
+            if asyncio.get_running_loop().time() > deadline:
+                raise SandboxError(
+                    f"the processes of sandbox {self.sandbox_id} did not die within {KILL_SECONDS:.0f} s"
+                )
+            # A command that was still on its way in when the others were killed shows by not having ended.
             waits = [asyncio.ensure_future(e.wait()) for e in pending]
-            await asyncio.wait(waits, timeout=0.05)
+            if waits:
+                await asyncio.wait(waits, timeout=0.05)
             for w in waits:
                 w.cancel()
+
+    async def _kill(self) -> bool:
+        """Kill once from inside, where one signal reaches all; whether all are dead."""
+        try:
+            reply, _ = await self._call({"op": "kill"})
+            return bool(reply["left"] == 0)
+        except SandboxLost:
+            self._alive()
+            # The agent killed the killer, perhaps in a loop; it cannot do so to this process.
+            await asyncio.to_thread(kill_namespace, self.holder_pid)
+            return False
 
     # ---- files -------------------------------------------------------------------------------------------------
     async def upload_content(self, data: bytes, remote: str, mode: int = 0o644) -> None:

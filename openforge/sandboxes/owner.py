@@ -116,6 +116,21 @@ def kill(process: Owner, seconds: float = 10) -> None:
         os.close(pidfd)
 
 
+def kill_namespace(holder_pid: int) -> None:
+    """Kill from outside, one by one, the processes in the pid namespace of `holder_pid`, but not that one itself."""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink(f"/proc/{holder_pid}/ns/pid")
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != holder_pid:
+                with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+                    pidfd = os.pidfd_open(int(name))
+                    try:
+                        if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    finally:
+                        os.close(pidfd)
+
+
 def remove(folder: Path) -> None:
     """Remove a sandbox's folder, whatever the agent made of it."""
     with contextlib.suppress(RecursionError):

@@ -56,9 +56,7 @@ def score_all(episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [score(e, now) for e in episodes if e["final"]]
 
 
-def check_quorum(
-    episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], quorum: float
-) -> str:
+def check_quorum(episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], quorum: float) -> str:
     """One line on how the rollouts ended.
 
     Raises:

@@ -106,6 +106,8 @@ class Epoch:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.rows = [row_of(s) for s in tables.read_rows(job.samples, tables.SAMPLES)]
         self.lengths = [len(r.token_ids) for r in self.rows]
+        # The engine that shares prefixes is registered for the CPU only.
+        self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
         self.metrics: list[dict[str, Any]] = []
         longest = max(self.lengths)
         if longest > self.config.actor.ppo_max_token_len_per_gpu:
@@ -137,7 +139,7 @@ class Epoch:
             {name: [values[i] for i in indices] for name, values in columns.items()},
             pad,
             temperature=self.config.sampling.temperature,
-            shared_prefix=actor.use_shared_prefix and self.config.trainer.device == "cpu",
+            shared_prefix=self.shared,
             entropy_grad=actor.entropy_coeff != 0.0,
             **settings,
         )
@@ -195,9 +197,9 @@ class Epoch:
         actor = self.config.actor
         seed = (actor.data_loader_seed, self.job.iteration)
         plan = permutations(len(self.rows), actor.ppo_mini_batch_size, actor.ppo_epochs, seed)
-        entropy = actor.entropy_coeff != 0.0 or actor.use_shared_prefix
+        entropy = actor.entropy_coeff != 0.0 or self.shared
         for n, indices in enumerate(plan):
-            started, before = time.time(), worker.engine.computed_tokens
+            started, before = time.time(), _computed(worker)
             mine, pad = self.share(indices)
             data = self.data(mine, pad, columns, calculate_entropy=entropy)
             hands = deal(indices, self.lengths, self.world)
@@ -214,7 +216,7 @@ class Epoch:
                 "training/rows": len(indices),
                 "training/trained_tokens": trained,
                 "perf/tokens": sum(lengths),
-                "perf/computed_tokens": worker.engine.computed_tokens - before,
+                "perf/computed_tokens": _computed(worker) - before,
                 "perf/seconds": seconds,
                 "perf/throughput": sum(lengths) / seconds,
             }
@@ -223,6 +225,11 @@ class Epoch:
                 f"step {n + 1}/{len(plan)} loss {values['loss']:+.5f} grad_norm {values['grad_norm']:.4f} "
                 f"{len(indices)} rows {sum(lengths) / seconds:.0f} tok/s"
             )
+
+
+def _computed(worker: Any) -> int:
+    """Tokens that went through the model so far; 0 throughout with an engine that does not count them."""
+    return int(getattr(worker.engine, "computed_tokens", 0))
 
 
 def save(job: Job, worker: Any, metrics: list[dict[str, Any]]) -> None:

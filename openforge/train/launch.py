@@ -76,6 +76,9 @@ def environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         # A spinning thread starves the other on a machine that does something else as well.
         "OMP_WAIT_POLICY": "passive",
+        # Large tensors come from the heap and stay there: mapped anew each time, a tenth goes on page faults.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # Several processes of one machine talk over loopback, whatever its host name resolves to.
@@ -86,6 +89,7 @@ def environment(threads: int) -> dict[str, str]:
 def _follow(argv: list[str], env: dict[str, str], progress: Progress) -> None:
     """Run a command, hand its progress lines on, and raise with its last lines when it fails."""
     tail: deque[str] = deque(maxlen=25)
+    refused: list[str] = []
     # A session of its own: an interrupt reaches the job through us alone, and one signal reaches all of it.
     child = subprocess.Popen(
         argv,
@@ -102,14 +106,15 @@ def _follow(argv: list[str], env: dict[str, str], progress: Progress) -> None:
         for line in child.stdout:
             if line.startswith(PROGRESS):
                 progress(line.removeprefix(PROGRESS).rstrip())
+            elif line.startswith(REFUSED):
+                refused.append(line.removeprefix(REFUSED).rstrip())
             tail.append(line.rstrip())
         code = child.wait()
     except BaseException:
         _end(child)
         raise
-    refused = [line for line in tail if line.startswith(REFUSED)]
     if refused:
-        raise TrainError(refused[0].removeprefix(REFUSED))
+        raise TrainError(refused[0])
     if code:
         raise TrainError(f"the training job ended with code {code}; its last lines:\n" + "\n".join(tail))
 

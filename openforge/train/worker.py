@@ -50,6 +50,8 @@ def build(model: Path, config: RunConfig) -> TrainingWorker:
         clip_grad=actor.optim.clip_grad,
         lr_scheduler_type="constant",
         lr_warmup_steps=0,
+        # One pass over the weights a step instead of a dozen.
+        override_optimizer_config={"fused": True},
     )
     worker = TrainingWorker(
         TrainingWorkerConfig(

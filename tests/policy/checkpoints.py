@@ -1,7 +1,8 @@
 """Run by the serve environment's Python in slow tests: makes checkpoints and scores tokens with transformers.
 
-usage: checkpoints.py perturb BASE   BASE with noise on every weight, the output head too: folders 1, 2, tied beside
-       checkpoints.py score < JSON   [[folder, prompt ids, response ids], ...] -> logprobs of each response
+usage: checkpoints.py perturb BASE NAME...  folders beside BASE: its weights with noise on all, the output head too;
+                                            the one named "tied" has no output head of its own
+       checkpoints.py score < JSON          [[folder, prompt ids, response ids], ...] -> logprobs of each response
 """
 
 import json
@@ -34,19 +35,21 @@ def perturb(base: Path, out: Path, seed: int, tied: bool) -> None:
 
 
 def score() -> None:
-    out, loaded, model = [], None, None
-    for folder, prompt, response in json.load(sys.stdin):
-        if folder != loaded:
-            loaded, model = folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        out.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist())
-    print(json.dumps(out))
+    asked = json.load(sys.stdin)
+    out: dict[int, list[float]] = {}
+    for folder in {f for f, _, _ in asked}:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for i, (f, prompt, response) in enumerate(asked):
+            if f == folder:
+                with torch.no_grad():
+                    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+                out[i] = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+    print(json.dumps([out[i] for i in range(len(asked))]))
 
 
 if sys.argv[1] == "perturb":
     base = Path(sys.argv[2])
-    for seed, name in enumerate(("1", "2", "tied"), 1):
+    for seed, name in enumerate(sys.argv[3:], 1):
         perturb(base, base.with_name(name), seed, tied=name == "tied")
 else:
     score()

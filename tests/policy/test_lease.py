@@ -120,6 +120,7 @@ def test_killed_keeper_is_replaced_and_its_server_ended(stub: Stub, mark: str) -
     os.kill(keeper.pid, signal.SIGKILL)
     if not mark:
         until(lambda: not process.alive(server), "the server's end by the kernel's signal, with no job to look")
+    (stub.policy("a") / "stubborn").unlink(missing_ok=True)
     with take(stub, "a"):
         assert not process.alive(server)
         assert stub.record()[1] != server

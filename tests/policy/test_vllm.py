@@ -17,7 +17,7 @@ from openforge.policy import process
 from openforge.policy.lease import Endpoint, PolicyMismatch, lease
 from openforge.policy.models import prepare
 from openforge.policy.state import places
-from openforge.policy.weights import read_checkpoint, weights_sha256
+from openforge.policy.weights import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +68,10 @@ def test_recorded_logprobs_are_the_served_checkpoints_over_swaps(
     monkeypatch.setenv("OPENFORGE_OWNER", str(process.this()))
     base = tmp_path / "base"
     prepare(model, base)
-    assert read_checkpoint(base)["policy_version"] == f"0@{weights_sha256(base)}"
     assert json.loads((base / "config.json").read_text())["tie_word_embeddings"] is False
-    serve_python("perturb", str(base))
+    # What a tied checkpoint does is a matter of the server and not of the model: shown once, on the small one.
+    names = ["1", "2", *(["tied"] if model == "tiny-random" else [])]
+    serve_python("perturb", str(base), *names)
     folders, tied = [base, tmp_path / "1", tmp_path / "2"], tmp_path / "tied"
     cfg = Server(
         max_model_len=512,
@@ -91,8 +92,9 @@ def test_recorded_logprobs_are_the_served_checkpoints_over_swaps(
                 servers |= {place.read() for place in places(tmp_path / "state")}
         assert len(servers) == 1, "the weights were swapped in one server"
         # A checkpoint without a head of its own leaves vLLM's CPU head as it was, with HTTP 200 all along.
-        with pytest.raises(PolicyMismatch, match="serves other weights"), take(tied):
-            pass
+        if "tied" in names:
+            with pytest.raises(PolicyMismatch, match="serves other weights"), take(tied):
+                pass
     finally:
         for place in places(tmp_path / "state"):
             keeper, server = place.read()
@@ -104,5 +106,5 @@ def test_recorded_logprobs_are_the_served_checkpoints_over_swaps(
     found = differences(own + stale)
     assert max(found[:3]) < 1e-3, found
     assert min(found[3:]) > 1e-2, found
-    for folder in (*folders, tied):  # gigabytes that pytest would keep
+    for folder in folders:  # gigabytes that pytest would keep
         shutil.rmtree(folder)

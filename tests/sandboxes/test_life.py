@@ -97,6 +97,14 @@ async def test_the_agent_cannot_end_its_own_sandbox(sandbox: LocalSandbox) -> No
     assert (await sandbox.exec("echo still here")).stdout == b"still here\n"
 
 
+async def test_a_process_that_kills_all_others_for_ever_is_ended_too(sandbox: LocalSandbox) -> None:
+    loop = "setsid bash -c 'while :; do kill -9 -1; done' >/dev/null 2>&1 & echo"
+    await asyncio.gather(*(sandbox.exec(loop) for _ in range(3)))
+    await sandbox.end_processes()
+    assert (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout.count(b"while") == 0
+    await sandbox.upload_content(b"x", "file")
+
+
 async def test_a_lost_sandbox_says_so(sandbox: LocalSandbox) -> None:
     task = asyncio.create_task(sandbox.exec("touch up; sleep 60"))
     await sandbox.exec("until [ -e up ]; do sleep 0.02; done")

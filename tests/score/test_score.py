@@ -88,7 +88,7 @@ def test_the_quorum_counts_final_episodes_with_a_reward() -> None:
     rows = score.score_all(episodes)
     assert len(rows) == 4
     assert "3 of 4" in score.check_quorum(episodes, rows, 0.75)
-    with pytest.raises(score.QuorumError, match="3 of 4 .*1 sandbox_lost.*sandbox_lost it is"):
+    with pytest.raises(score.QuorumError, match=r"3 of 4 .*1 sandbox_lost.*sandbox_lost it is"):
         score.check_quorum(episodes, rows, 0.8)
     with pytest.raises(score.QuorumError):
         score.check_quorum([], [], 0.0)

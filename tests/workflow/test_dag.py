@@ -1,4 +1,4 @@
-"""The DAG itself: which jobs a command plans. The jobs are stubs that touch their outputs; the rules are the real ones."""
+"""Which jobs a command plans. The rules are the real ones; the jobs are stubs that touch their outputs."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def finished(fresh: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fresh_run_plans_every_stage(fresh: Path) -> None:
     jobs = planned(fresh, "train_tiny")
     # config/tiny.yaml: 2 iterations of 2 shards, one cell before and after.
-    assert {
-        k: jobs[k] for k in ("tasks", "prepare", "plan", "rollout", "score", "samples", "train", "eval")
-    } == {
+    assert {k: jobs[k] for k in ("tasks", "prepare", "plan", "rollout", "score", "samples", "train", "eval")} == {
         "tasks": 1,
         "prepare": 1,
         "plan": 2 + 2,

@@ -1,0 +1,103 @@
+"""The job of one shard: a policy, a proxy, a warm harness, and the episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openforge import harnesses, software
+from openforge.job import Job
+from openforge.policy.lease import Endpoint, lease
+from openforge.policy.weights import read_checkpoint
+from openforge.proxy.client import start_proxy
+from openforge.rollout import engine
+from openforge.rollout.partial import Partial, digest
+from openforge.rollout.progress import Progress
+from openforge.sandboxes import LocalBackend, Owner, reap
+
+
+@dataclass(frozen=True)
+class Done:
+    """Rows of a finished shard; `partial` is removed after they are written."""
+
+    episodes: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    blobs: list[dict[str, Any]]
+    partial: Partial
+
+
+def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, job: Job) -> Done:
+    """Run the episodes of one shard.
+
+    Args:
+        rows: its rollout rows, in table order.
+        policy: checkpoint folder sampled from; None where the config's server is attached by URL.
+    """
+    cell = None if job.part["purpose"] == "train" else job.cell()
+    server = (cell.server if cell is not None else None) or job.config.server
+    version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
+    harness = harnesses.get(rows[0]["harness"])
+    part = "-".join(job.part[k] for k in ("purpose", "cell", "k"))
+    versions = [version, rows[0]["environment"], software.pins_digest(harness.software, job.root)]
+    partial = Partial(job.run_dir / "partial" / part / job.part["shard"], digest(rows, versions))
+    with lease(
+        server,
+        policy,
+        version,
+        state_dir=job.root / ".servers",
+        job=f"{job.run} {part} shard {job.part['shard']}",
+        root=job.root,
+        progress=job.say,
+    ) as endpoint:
+        job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
+        return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None))
+
+
+async def _run(
+    rows: Sequence[Mapping[str, Any]],
+    partial: Partial,
+    endpoint: Endpoint,
+    harness: harnesses.Harness,
+    job: Job,
+    concurrency: int | None,
+) -> Done:
+    config = job.config.rollout
+    staleness = None
+    if job.part["purpose"] == "train":
+        k = int(job.part["k"])
+        staleness = k - 1 - max(0, k - 1 - job.train_config.lag)
+    backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
+    # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
+    reap(partial.sandboxes, job.run)
+    proxy = await start_proxy(
+        endpoint.base_url.removesuffix("/v1"),
+        partial.journal,
+        upstream_key=endpoint.api_key,
+        model=endpoint.model,
+    )
+    progress = Progress(len(rows), job.say)
+    try:
+        options = json.loads(rows[0]["harness_options"])
+        async with backend, harness.warm(job.root, options) as warm:
+            shard = engine.Shard(
+                rows=rows,
+                partial=partial,
+                proxy=proxy,
+                endpoint=endpoint,
+                backend=backend,
+                harness=warm,
+                concurrency=concurrency or config.concurrency,
+                attempts=config.attempts,
+                keep_artifacts=config.keep_artifacts,
+                staleness=staleness,
+                progress=progress,
+            )
+            await shard.run()
+    finally:
+        await proxy.stop()
+    job.say(progress.line())
+    return Done(*engine.finish(shard, job.run_dir), partial)

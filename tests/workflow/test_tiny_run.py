@@ -1,0 +1,111 @@
+"""The whole DAG with every real part on the tiny random model: vLLM, mini-swe-agent, bubblewrap, the proxy, veRL."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def snakemake(root: Path, *words: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")}
+    command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """results/tiny of a clone, after `snakemake train_tiny`; it shares the built software environments."""
+    root = tmp_path_factory.mktemp("tiny")
+    for part in ("Snakefile", "rules", "scripts", "config", "profiles", "envs", "openforge"):
+        src = ROOT / part
+        (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
+    (root / ".software").symlink_to(ROOT / ".software")
+    snakemake(root, "train_tiny")
+    yield root / "results" / "tiny"
+
+
+def rows(run: Path, table: str) -> list[dict[str, object]]:
+    files = sorted(run.glob(f"{table}/**/{table}.parquet"))
+    assert files
+    return [r for f in files for r in pq.ParquetFile(f).read().to_pylist()]
+
+
+def test_every_planned_rollout_has_one_final_scored_episode(run: Path) -> None:
+    # config/tiny.yaml: 2 iterations of 4 groups x 4, and 4 held-out tasks x 2 before and after.
+    rollouts, episodes = rows(run, "rollouts"), rows(run, "episodes")
+    assert len(rollouts) == 2 * 16 + 2 * 8
+    final = [e["rollout_id"] for e in episodes if e["final"]]
+    assert sorted(map(str, final)) == sorted(str(r["rollout_id"]) for r in rollouts)
+    assert {s["status"] for s in rows(run, "scores")} == {"scored"}
+    assert {e["status"] for e in episodes} == {"completed"}
+    assert all("caps none" in str(e["isolation"]) and e["network"] == "proxy" for e in episodes)
+
+
+def test_every_sampled_token_is_trained_once_or_has_a_reason(run: Path) -> None:
+    calls = {(c["episode_id"], c["call"]): c for c in rows(run, "calls")}
+    samples = rows(run, "samples")
+    trained = [(s["episode_id"], c) for s in samples for c in s["calls"]]  # type: ignore[attr-defined]
+    assert trained and len(trained) == len(set(trained))
+    assert all(calls[key]["trainable"] and calls[key]["delivery"] == "confirmed" for key in trained)
+    tokens = sum(len(calls[key]["response_token_ids"]) for key in trained)  # type: ignore[arg-type]
+    assert sum(sum(s["loss_mask"]) for s in samples) == tokens  # type: ignore[call-overload]
+    for report in run.glob("samples/**/report.json"):
+        figures = json.loads(report.read_text())["episodes"]
+        assert figures["trained"] + sum(figures["dropped"].values()) == figures["total"] == 16
+
+
+def test_a_group_has_spread_and_the_weights_change(run: Path) -> None:
+    advantages = [a for s in rows(run, "samples") for a, m in zip(s["advantages"], s["loss_mask"], strict=True) if m]  # type: ignore[call-overload]
+    assert min(advantages) < 0 < max(advantages)
+    versions = [json.loads((run / "checkpoints" / k / "checkpoint.json").read_text()) for k in ("0000", "0001", "0002")]
+    assert len({v["sha256"] for v in versions}) == 3
+    by_iteration = {e["iteration"]: e["policy_version"] for e in rows(run, "episodes") if e["purpose"] == "train"}
+    assert by_iteration == {1: versions[0]["policy_version"], 2: versions[1]["policy_version"]}
+    losses = [m["value"] for m in rows(run, "metrics") if m["name"] == "actor/pg_loss"]
+    assert losses and all(abs(float(str(v))) < 100 for v in losses)
+
+
+def test_the_report_and_the_store_stand(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["heldout"]["after"]["pass_at_1"]["n"] == 4
+    page = (run / "report" / "index.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+    query = "select iteration, avg(reward) from episodes where purpose = 'train' group by 1 order by 1"
+    cli = Path(sys.executable).with_name("duckdb")
+    done = subprocess.run(
+        [str(cli), "-readonly", "-json", "store.duckdb", query], cwd=run, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    by_iteration = {r["iteration"]: r["avg(reward)"] for r in json.loads(done.stdout)}
+    rewards: dict[object, list[float]] = {}
+    score = {s["episode_id"]: s["reward"] for s in rows(run, "scores")}
+    for e in rows(run, "episodes"):
+        if e["purpose"] == "train":
+            rewards.setdefault(e["iteration"], []).append(float(str(score[e["episode_id"]])))
+    assert by_iteration == pytest.approx({k: sum(v) / len(v) for k, v in rewards.items()})
+
+
+def test_nothing_is_left_behind(run: Path) -> None:
+    assert not list((run / "partial").rglob("*")) if (run / "partial").exists() else True
+    root = run.parents[1]
+    # The warm server ended with the command that owned it.
+    alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(root).encode() in p.read_bytes()]
+    assert alive == []
+
+
+def test_a_second_command_has_nothing_to_do(run: Path) -> None:
+    assert "Nothing to be done" in snakemake(run.parents[1], "train_tiny")
