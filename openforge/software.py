@@ -78,16 +78,19 @@ def build(name: str, root: Path | None = None) -> None:
         os.utime(ready)
         return
     pins = [base / "envs" / f"{name}.txt", base / "envs" / f"{name}.hashed.txt"]
-    beside = target.with_name(f".{name}.building")
-    for stale in (beside, target):
-        if stale.is_symlink():
-            stale.unlink()
-        shutil.rmtree(stale, ignore_errors=True)
+    if target.is_symlink():
+        target.unlink()
+    shutil.rmtree(target, ignore_errors=True)
     # venvs record absolute paths, so it is built where it stays; ready.json, written last, says that it is whole.
     _run([sys.executable, "-m", "venv", str(target)], name)
     python = target / "bin" / "python"
     for file in pins[: 1 + pins[1].exists()]:
         _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(file)], name)
+    torch = [line.strip() for line in pins[0].read_text().splitlines() if line.startswith("torch==")]
+    if torch:
+        # Where the index serves torch's CUDA build, it cannot be imported without its nvidia packages; beside a CPU
+        # build this finds everything in place.
+        _run([str(python), "-m", "pip", "install", "--quiet", torch[0]], name)
     npm = base / "envs" / name
     if (npm / "package.json").exists():
         _npm(python, npm, target / "npm", name)

@@ -1,7 +1,8 @@
 """The tests' own task kind, whose reward a random model varies on.
 
 The tiny random model prints random bytes, so no task about files can be solved by it. The verifier looks at the
-agent's last message instead (its answer, handed over by the environment), which differs between samples. It serves plumbing tests only and says nothing about agents.
+agent's last message instead (its answer, handed over by the environment), which differs between samples. It serves
+plumbing tests only and says nothing about agents.
 """
 
 from __future__ import annotations

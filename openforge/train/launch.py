@@ -74,6 +74,8 @@ def environment(threads: int) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "OMP_NUM_THREADS": str(threads),
+        # Set by Snakemake, and it would win over OMP_NUM_THREADS in torch.
+        "MKL_NUM_THREADS": str(threads),
         # A spinning thread starves the other on a machine that does something else as well.
         "OMP_WAIT_POLICY": "passive",
         # Large tensors come from the heap and stay there: mapped anew each time, a tenth goes on page faults.

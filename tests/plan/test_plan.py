@@ -95,7 +95,7 @@ def test_an_evaluation_takes_its_split_and_its_samples() -> None:
 
 
 def test_an_empty_split_and_too_many_tasks_are_sentences() -> None:
-    with pytest.raises(plan.PlanError, match="'nosuch'.*train"):
+    with pytest.raises(plan.PlanError, match=r"'nosuch'.*train"):
         plan.eval_table("r", config(), [task(0)], Cell(name="a", split="nosuch"), 0, "p")
     with pytest.raises(plan.PlanError, match="asks for 3 tasks; split 'train' has 1"):
         plan.eval_table("r", config(), [task(0)], Cell(name="a", split="train", tasks=3), 0, "p")

@@ -1,4 +1,4 @@
-"""Stub root and jobs for the lease tests; real servers for the slow ones."""
+"""A project root with a stub server, and jobs that lease it."""
 
 import json
 import os

@@ -1,6 +1,5 @@
 """Preparing models in the serve environment (torch, transformers, gguf)."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ from conftest import HERE
 
 from openforge import software
 from openforge.policy.models import ModelError, prepare
+from openforge.policy.weights import read_checkpoint, weights_sha256
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,9 @@ def test_tied_folder_in_shards_is_untied_and_computes_the_same(tmp_path: Path) -
     assert float(serve_python(COMPARE, str(source), str(out))) == 0
     assert (out / "tokenizer.json").read_text() == '{"kept": "as it is"}'
     assert not (out / "stale").exists() and not (out / "pytorch_model.bin").exists()
-    assert json.loads((out / "checkpoint.json").read_text())["source"] == str(source)
+    checkpoint = read_checkpoint(out)
+    assert checkpoint["source"] == str(source)
+    assert checkpoint["policy_version"] == f"0@{weights_sha256(out)}"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 

@@ -63,16 +63,16 @@ def finished(fresh: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fresh_run_plans_every_stage(fresh: Path) -> None:
     jobs = planned(fresh, "train_tiny")
-    # config/tiny.yaml: 2 iterations of 2 shards, one cell before and after.
+    # config/tiny.yaml: 2 iterations of 2 shards, one cell before and after, one after.
     assert {k: jobs[k] for k in ("tasks", "prepare", "plan", "rollout", "score", "samples", "train", "eval")} == {
         "tasks": 1,
         "prepare": 1,
-        "plan": 2 + 2,
-        "rollout": 2 * 2 + 2,
-        "score": 2 + 2,
+        "plan": 2 + 3,
+        "rollout": 2 * 2 + 3,
+        "score": 2 + 3,
         "samples": 2,
         "train": 2,
-        "eval": 2,
+        "eval": 3,
     }
 
 
@@ -90,7 +90,7 @@ def test_a_finished_run_has_nothing_to_do(finished: Path) -> None:
 
 def test_one_more_iteration_plans_only_itself(finished: Path) -> None:
     jobs = planned(finished, "train_tiny", "--config", "iterations=3")
-    expected = {"plan": 2, "rollout": 3, "score": 2, "samples": 1, "train": 1, "eval": 1, "write_report": 1}
+    expected = {"plan": 3, "rollout": 4, "score": 3, "samples": 1, "train": 1, "eval": 2, "write_report": 1}
     assert jobs == expected | {"train_tiny": 1}
 
 

@@ -45,9 +45,9 @@ def rows(run: Path, table: str) -> list[dict[str, object]]:
 
 
 def test_every_planned_rollout_has_one_final_scored_episode(run: Path) -> None:
-    # config/tiny.yaml: 2 iterations of 4 groups x 4, and 4 held-out tasks x 2 before and after.
+    # config/tiny.yaml: 2 iterations of 4 groups x 4; 4 held-out tasks x 2 before and after; 2 by command.
     rollouts, episodes = rows(run, "rollouts"), rows(run, "episodes")
-    assert len(rollouts) == 2 * 16 + 2 * 8
+    assert len(rollouts) == 2 * 16 + 2 * 8 + 2
     final = [e["rollout_id"] for e in episodes if e["final"]]
     assert sorted(map(str, final)) == sorted(str(r["rollout_id"]) for r in rollouts)
     assert {s["status"] for s in rows(run, "scores")} == {"scored"}
