@@ -104,7 +104,11 @@ class Shard:
         session = Session(self.proxy, episode_id)
         try:
             sandbox = await self.backend.create(episode_id, network=row["network"], binds=self.harness.binds())
-            out["isolation"] = f"commands and harness: {sandbox.isolation}"
+            # The harness process lives where its commands run: what one can reach, the other can.
+            reach = "own files, read-only system and harness software" + (
+                ", the episode's proxy" if sandbox.network == "proxy" else ""
+            )
+            out["isolation"] = f"commands and harness: {sandbox.isolation}; reach: {reach}"
             out["network"] = sandbox.network
             secret = secrets.token_urlsafe(24)
             await self.proxy.open_session(

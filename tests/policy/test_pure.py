@@ -28,7 +28,13 @@ def test_command_on_cpu() -> None:
         chat_template="config/t.jinja",
         tool_call_parser="hermes",
     )
-    base = {"PATH": "/bin", "OPENBLAS_CORETYPE": "x", "OPENBLAS_L2_SIZE": "1", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    base = {
+        "PATH": "/bin",
+        "OPENBLAS_CORETYPE": "x",
+        "OPENBLAS_L2_SIZE": "1",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+    }
     argv, env = command(cfg, Path("/m"), 20001, Path("/v/python"), api_key="k", root=Path("/r"), base=base)
     assert " ".join(argv) == (
         "/v/python -m vllm.entrypoints.openai.api_server --model /m --served-model-name policy --host 127.0.0.1 "
