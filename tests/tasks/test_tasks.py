@@ -81,7 +81,7 @@ def test_generated_tasks_stand_as_folders_and_fit_the_table(tmp_path: Path) -> N
 
 
 def test_a_missing_source_and_doubled_ids_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(TasksError, match="nosuch.*is no folder"):
+    with pytest.raises(TasksError, match=r"nosuch.*is no folder"):
         raw_tasks(Tasks(source="nosuch"), tmp_path / "t", tmp_path)
     raw_tasks(Tasks(source="tiny", train=1, heldout=0), tmp_path / "s" / "a", ROOT)
     one = next((tmp_path / "s" / "a").iterdir())
