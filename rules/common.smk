@@ -120,11 +120,7 @@ HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}
 
 def rollout_software(wildcards):
     c = RUNS[wildcards.run]
-    harness = c.harness if wildcards.purpose == "train" else cell_of(wildcards).harness
-    server = (
-        c.server
-        if wildcards.purpose == "train"
-        else cell_of(wildcards).server or c.server
-    )
+    cell = None if wildcards.purpose == "train" else cell_of(wildcards)
+    server = policies.server(c, cell)
     serve = [] if server.url else [f"serve-{server.device}"]
-    return software(*serve, HARNESS_SOFTWARE[harness.name])
+    return software(*serve, HARNESS_SOFTWARE[(cell or c).harness.name])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from openforge.config import ConfigError, EvalConfig, RunConfig
+from openforge.config import Cell, ConfigError, EvalConfig, RunConfig, Server
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,13 @@ def name(run: str, config: RunConfig | EvalConfig, iteration: int | None) -> str
     if isinstance(config, EvalConfig):
         return reference(config).value
     return f"{run}@{iteration}"
+
+
+def server(config: RunConfig | EvalConfig, cell: Cell | None) -> Server:
+    """The policy server of a cell (None: of training): its own or the run's, attached where the policy is a URL."""
+    own = (cell.server if cell is not None else None) or config.server
+    if isinstance(config, EvalConfig):
+        ref = reference(config)
+        if ref.kind == "url":
+            return own.model_copy(update={"url": ref.value})
+    return own

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openforge import harnesses, software
+from openforge import __version__, harnesses, software
+from openforge.config import Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
@@ -30,19 +31,19 @@ class Done:
     partial: Partial
 
 
-def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, job: Job) -> Done:
+def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job) -> Done:
     """Run the episodes of one shard.
 
     Args:
         rows: its rollout rows, in table order.
-        policy: checkpoint folder sampled from; None where the config's server is attached by URL.
+        policy: checkpoint folder sampled from; None where `server` is attached by URL.
+        server: how the policy is served.
     """
     cell = None if job.part["purpose"] == "train" else job.cell()
-    server = (cell.server if cell is not None else None) or job.config.server
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
     harness = harnesses.get(rows[0]["harness"])
     part = "-".join(job.part[k] for k in ("purpose", "cell", "k"))
-    versions = [version, rows[0]["environment"], software.pins_digest(harness.software, job.root)]
+    versions = [version, f"{rows[0]['environment']} {__version__}", software.pins_digest(harness.software, job.root)]
     partial = Partial(job.run_dir / "partial" / part / job.part["shard"], digest(rows, versions))
     with lease(
         server,
