@@ -5,7 +5,7 @@ import signal
 
 import httpx
 import pytest
-from conftest import Stub, until
+from policy_rig import Stub, until
 
 from openforge.config import Server
 from openforge.policy import process

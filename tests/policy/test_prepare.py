@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HERE
+from policy_rig import HERE
 
 from openforge import software
 from openforge.policy.models import ModelError, prepare

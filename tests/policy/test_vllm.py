@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import HERE
+from policy_rig import HERE
 
 from openforge import software
 from openforge.config import Server
