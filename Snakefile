@@ -32,7 +32,7 @@ for name in RUNS:
             name if name.startswith("eval_") else f"train_{name}"
         default_target: name == "demo"
         input:
-            f"results/{name}/report/index.html",
+            run_files(name),
         localrule: True
 
 
@@ -40,5 +40,5 @@ if "demo" in RUNS:
 
     rule demo:
         input:
-            "results/demo/report/index.html",
+            run_files("demo"),
         localrule: True

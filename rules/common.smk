@@ -102,17 +102,17 @@ def sampled_checkpoint(wildcards):
     return policy_input(wildcards)
 
 
-def software(*names):
-    """Environments that are not built yet, as inputs that never re-plan what stands.
+def software(output, *names):
+    """Environments that are not built yet, as inputs of a job whose output does not stand yet.
 
-    A built one is no input: Snakemake skips every job behind an outdated ancient input, unfinished ones included.
-    Whether it was built from the pins of today is checked by the job that uses it (openforge/software.py).
+    Only so do they never re-plan what stands: a missing or outdated input that a rule can make runs every job behind
+    it, or (outdated and ancient) skips every one, unfinished ones included. A built environment is no input; whether
+    it was built from the pins of today is checked by the job that uses it (openforge/software.py).
     """
-    return [
-        ancient(f".software/{n}/ready.json")
-        for n in names
-        if not Path(f".software/{n}/ready.json").exists()
-    ]
+    if Path(output).exists():
+        return []
+    ready = [f".software/{n}/ready.json" for n in names]
+    return [ancient(f) for f in ready if not Path(f).exists()]
 
 
 HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}
@@ -123,4 +123,9 @@ def rollout_software(wildcards):
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
     server = policies.server(c, cell)
     serve = [] if server.url else [f"serve-{server.device}"]
-    return software(*serve, HARNESS_SOFTWARE[(cell or c).harness.name])
+    w = wildcards
+    output = (
+        f"results/{w.run}/episodes/purpose={w.purpose}/cell={w.cell}/iteration={w.k}"
+        f"/shard={w.shard}/episodes.parquet"
+    )
+    return software(output, *serve, HARNESS_SOFTWARE[(cell or c).harness.name])

@@ -15,7 +15,7 @@ def policy_input(wildcards):
 
 rule prepare:
     input:
-        software("serve-cpu"),
+        lambda w: software(marker(w.run, 0), "serve-cpu"),
     output:
         "results/{run}/checkpoints/0000/checkpoint.json",
     log:
@@ -26,7 +26,9 @@ rule prepare:
 
 rule prepare_policy:
     input:
-        software("serve-cpu"),
+        lambda w: software(
+            f"results/{w.run}/policies/{w.slug}/checkpoint.json", "serve-cpu"
+        ),
     output:
         "results/{run}/policies/{slug}/checkpoint.json",
     log:

@@ -27,3 +27,18 @@ rule write_report:
         "logs/{run}/report.log",
     script:
         "../scripts/report.py"
+
+
+def run_files(run):
+    """What a run's target asks for: the page, and every iteration and evaluation by name.
+
+    The page alone would do on a fresh clone; but a finished page does not make Snakemake look for an iteration that was
+    added since, as long as only mtimes re-plan.
+    """
+
+    class Run:
+        pass
+
+    w = Run()
+    w.run = run
+    return [f"results/{run}/report/index.html", *evaluations(w), *iteration_files(w)]

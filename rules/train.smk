@@ -13,7 +13,9 @@ rule train:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
         policy=trained_from,
         state=state_before,
-        software=lambda w: software(f"train-{RUNS[w.run].trainer.device}"),
+        software=lambda w: software(
+            marker(w.run, int(w.k)), f"train-{RUNS[w.run].trainer.device}"
+        ),
     output:
         # Markers written last: the folders beside them are renamed into place whole, and are not Snakemake's to delete.
         policy="results/{run}/checkpoints/{k}/checkpoint.json",

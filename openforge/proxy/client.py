@@ -210,8 +210,10 @@ async def start_proxy(
         # The line comes, or the pipe ends with the process: no guess at how long a start takes.
         line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
         return Proxy(process, at, json.loads(line), own, log)
-    except (TimeoutError, ValueError):
-        if process.returncode is None:
+    except (TimeoutError, ValueError) as e:
+        # Not where the pipe has ended: to kill a process that has just exited by itself loses its exit code, which
+        # Popen then takes before asyncio's watcher does.
+        if isinstance(e, TimeoutError):
             process.kill()
         code = await process.wait()
         if own is not None:
