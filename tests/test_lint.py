@@ -4,10 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import imports
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -2,18 +2,14 @@
 
 import hashlib
 import os
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
+import made_run
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from openforge import tables as t
-
-sys.path.insert(0, str(Path(__file__).parent))
-import made_run
 
 METRIC = {"iteration": 1, "step": 0, "name": "loss", "value": 0.5}
 

@@ -1,11 +1,8 @@
 import shutil
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 import made_run
+import pytest
 
 
 @pytest.fixture(scope="session")
