@@ -6,6 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from openforge import config as typed
+from openforge import config_paths
 from openforge import plan as planning
 from openforge.eval import policies
 from openforge.policy import process
@@ -42,8 +43,11 @@ def load_runs():
             runs[name] = typed.load(
                 name, root, config if name in named else None
             ).config
-            if name in named and isinstance(runs[name], typed.EvalConfig):
-                policies.check(runs[name], root)
+            if name in named:
+                config_paths.check(name, runs[name], root)
+                config_paths.check_frozen(name, runs[name], root / "results" / name)
+                if isinstance(runs[name], typed.EvalConfig):
+                    policies.check(runs[name], root)
         except typed.ConfigError as e:
             if name in named:
                 raise WorkflowError(str(e)) from None

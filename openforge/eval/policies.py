@@ -48,7 +48,7 @@ def reference(config: EvalConfig) -> Reference:
         return Reference("url", value, _slug(value), "none")
     run, at, k = value.partition("@")
     if at and re.fullmatch(r"[a-z0-9_]+", run):
-        if not k.isdigit():
+        if not re.fullmatch(r"[0-9]+", k):
             raise ConfigError(f"policy {value!r}: RUN@k needs a checkpoint's number, e.g. {run}@3")
         return Reference("checkpoint", value, _slug(value), f"{int(k):04d}", run, int(k))
     return Reference("model", value, _slug(value), "none")

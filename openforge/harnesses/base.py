@@ -20,6 +20,7 @@ from openforge.sandboxes.protocol import Sandbox, SandboxFileError
 
 LOG_BYTES = 1 << 18  # of a harness's output that is kept, its end
 RECORD_BYTES = 1 << 25  # of a trajectory that is read
+NOT_STARTED = (126, 127)  # exit codes of a program that cannot be run, or does not exist
 
 
 class HarnessError(RuntimeError):
@@ -132,6 +133,11 @@ class Harness(ABC):
     def read_output(self, ended: Ended, record: bytes | None) -> Output:
         """Read the end from what was printed and, where `record` names one, the file's content."""
 
+    def interpreter(self) -> list[str]:
+        """What `argv` is started with, where its first word is a script: a script's own first line names a path that
+        need not exist inside."""
+        return []
+
     def stdin(self, ctx: Context) -> bytes | None:
         """Standard input; None for an empty one."""
         return None
@@ -202,14 +208,18 @@ class Harness(ABC):
             HarnessError: the harness could not be started.
         """
         await self.upload(sandbox, ctx)
+        argv = [*self.interpreter(), *self.argv(ctx)]
         done = await sandbox.exec(
-            self.argv(ctx),
+            argv,
             timeout=ctx.seconds,
             cwd=ctx.cwd,
             env={**self.environment(), **self.env(ctx)},
             stdin=self.stdin(ctx),
         )
         log = done.stdout + done.stderr
+        if done.exit_code in NOT_STARTED:
+            told = log.decode(errors="replace").strip()[-300:]
+            raise HarnessError(f"{self.name} could not be started in the sandbox: {argv[0]}: {told}")
         return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:])
 
     async def upload(self, sandbox: Sandbox, ctx: Context) -> None:

@@ -58,6 +58,9 @@ class MiniSweAgent(base.Harness):
             argv += ["-c", f"agent.step_limit={ctx.turns}"]
         return [*argv, "-t", ctx.instruction]
 
+    def interpreter(self) -> list[str]:
+        return [f"{self.folder}/bin/python"]
+
     def version_argv(self) -> list[str]:
         # The command has no --version.
         ask = "from importlib.metadata import version; print(version('mini-swe-agent'))"

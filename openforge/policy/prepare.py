@@ -25,6 +25,7 @@ from openforge.policy.weights import write_checkpoint
 CHAT_TEMPLATE = Path(__file__).with_name("hermes.jinja")
 SMOLLM2 = "smollm2-135m-instruct"
 TINY = "tiny-random"
+BUNDLED = (SMOLLM2, TINY)
 
 
 class ModelError(ValueError):

@@ -24,11 +24,12 @@ class TasksError(ValueError):
     """Raw tasks that cannot be had; the message names the folder or task."""
 
 
-def raw_tasks(config: Tasks, folder: Path, root: Path) -> list[dict[str, Any]]:
+def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list[dict[str, Any]]:
     """Rows of tables.TASKS.
 
     Args:
         config: the `tasks` section of a run.
+        environment: what runs them.
         folder: where generated task folders are written.
         root: what a relative `tasks.source` starts from.
 
@@ -55,7 +56,7 @@ def raw_tasks(config: Tasks, folder: Path, root: Path) -> list[dict[str, Any]]:
         rows = read_folders(source, source.name)
     if not rows:
         raise TasksError(f"tasks.source {config.source!r} holds no task that can be run")
-    return rows
+    return [r | {"environment": environment} for r in rows]
 
 
 def read_folders(base: Path, source: str) -> list[dict[str, Any]]:

@@ -69,24 +69,26 @@ def test_the_splits_share_no_name_and_the_prompt_none_with_them() -> None:
 
 def test_generated_tasks_stand_as_folders_and_fit_the_table(tmp_path: Path) -> None:
     config = Tasks(source="demo", train=12, heldout=2, unseen=2, seed=0)
-    rows = raw_tasks(config, tmp_path / "tasks", ROOT)
+    rows = raw_tasks(config, "claw_eval", tmp_path / "tasks", ROOT)
     assert len(rows) == 16 and len(list((tmp_path / "tasks").glob("*/task.yaml"))) == 16
     tables.TASKS.arrow(rows)
-    assert rows == raw_tasks(config, tmp_path / "again", ROOT)
+    assert rows == raw_tasks(config, "claw_eval", tmp_path / "again", ROOT)
     # The folders themselves are a source too: what a user's own would be.
-    own = raw_tasks(Tasks(source=str(tmp_path / "tasks")), tmp_path / "unused", ROOT)
+    assert {r["environment"] for r in rows} == {"claw_eval"}
+    own = raw_tasks(Tasks(source=str(tmp_path / "tasks")), "my.env", tmp_path / "unused", ROOT)
     assert {(r["task_id"], r["instruction"], r["split"]) for r in own} == {
         (r["task_id"], r["instruction"], r["split"]) for r in rows
     }
+    assert {r["environment"] for r in own} == {"my.env"}
 
 
 def test_a_missing_source_and_doubled_ids_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(TasksError, match=r"nosuch.*is no folder"):
-        raw_tasks(Tasks(source="nosuch"), tmp_path / "t", tmp_path)
-    raw_tasks(Tasks(source="tiny", train=1, heldout=0), tmp_path / "s" / "a", ROOT)
+        raw_tasks(Tasks(source="nosuch"), "claw_eval", tmp_path / "t", tmp_path)
+    raw_tasks(Tasks(source="tiny", train=1, heldout=0), "claw_eval", tmp_path / "s" / "a", ROOT)
     one = next((tmp_path / "s" / "a").iterdir())
     one.rename(tmp_path / "s" / "x")
     (tmp_path / "s" / "a").rmdir()
     subprocess.run(["cp", "-r", str(tmp_path / "s" / "x"), str(tmp_path / "s" / "y")], check=True)
     with pytest.raises(TasksError, match="several folders"):
-        raw_tasks(Tasks(source=str(tmp_path / "s")), tmp_path / "t", ROOT)
+        raw_tasks(Tasks(source=str(tmp_path / "s")), "claw_eval", tmp_path / "t", ROOT)

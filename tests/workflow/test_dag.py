@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from openforge import config_paths
+from openforge.config import load
+
 ROOT = Path(__file__).resolve().parents[2]
 STUB = """\
 from pathlib import Path
@@ -131,6 +134,16 @@ def test_a_wrong_value_stops_before_any_job(fresh: Path, words: list[str], sente
     done = snakemake(fresh, "-n", *words)
     assert done.returncode == 1 and sentence in done.stdout + done.stderr, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_run_goes_on_only_as_it_was_made(finished: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(finished, root, symlinks=True)
+    # What the first job of a run writes; here the jobs are stubs.
+    config_paths.freeze(load("tiny", root).config, root / "results" / "tiny")
+    assert planned(root, "train_tiny") == {}
+    done = snakemake(root, "-n", "train_tiny", "--config", "seed=3")
+    assert done.returncode == 1 and "was made with seed = 0, now it is 3" in done.stdout + done.stderr
 
 
 def test_a_broken_configuration_stops_only_its_own_run(fresh: Path, tmp_path: Path) -> None:
