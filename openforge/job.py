@@ -67,6 +67,8 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
     # Rules of one purpose spell it out in their paths instead of carrying it as a wildcard.
     run = wildcards.pop("run", "")
     root = Path(os.environ.get("OPENFORGE_ROOT", ".")).resolve()
+    # A user's environment is named by its import path from the project's root.
+    sys.path.append(str(root))
     log_path = Path(snakemake.log[0])
     log_path.parent.mkdir(parents=True, exist_ok=True)
     started, clock = datetime.now(UTC), time.monotonic()

@@ -16,6 +16,9 @@ from openforge.tables import partition_path
 os.environ.setdefault("OPENFORGE_OWNER", str(process.this()))
 os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
 
+# A user's environment is named by its import path from the project's root.
+sys.path.append(os.environ["OPENFORGE_ROOT"])
+
 
 def targeted(name):
     """Whether the command line names this run, as a target or as a path of its results."""

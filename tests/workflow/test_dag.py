@@ -146,6 +146,18 @@ def test_a_run_goes_on_only_as_it_was_made(finished: Path, tmp_path: Path) -> No
     assert done.returncode == 1 and "was made with seed = 0, now it is 3" in done.stdout + done.stderr
 
 
+def test_an_environment_of_ones_own_is_found_below_the_root(fresh: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(fresh, root, symlinks=True)
+    text = (root / "config" / "tiny.yaml").read_text()
+    (root / "config" / "mine.yaml").write_text(text + "environment: my_package.my_env\n")
+    done = snakemake(root, "-n", "train_mine")
+    assert done.returncode == 1 and "there is no module my_package.my_env" in done.stdout + done.stderr
+    (root / "my_package").mkdir()
+    (root / "my_package" / "my_env.py").write_text("def create_env(sandbox): ...\n")
+    assert planned(root, "train_mine")["train"] == 2
+
+
 def test_a_broken_configuration_stops_only_its_own_run(fresh: Path, tmp_path: Path) -> None:
     root = tmp_path / "clone"
     shutil.copytree(fresh, root, symlinks=True)
