@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import json
@@ -30,7 +31,10 @@ def project_root(start: Path | None = None) -> Path:
     Raises:
         CliError: there is none.
     """
-    here = (start or Path.cwd()).absolute()
+    try:
+        here = (start or Path.cwd()).absolute()
+    except FileNotFoundError:
+        raise CliError("the working directory has been removed") from None
     for place in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (place / "Snakefile").is_file() and (place / "config").is_dir():
             return place
@@ -76,17 +80,30 @@ def run_docs(args: argparse.Namespace) -> int:
 
 def run_tasks_check(args: argparse.Namespace) -> int:
     top = Path(args.folder)
-    folders = [top] if (top / "task.yaml").is_file() else sorted(p.parent for p in top.glob("*/task.yaml"))
-    if not folders:
+    if not top.is_dir():
+        raise CliError(f"{top} is no folder, so it holds no task.yaml")
+    tasks, others = ([top], []) if (top / "task.yaml").is_file() else folder.task_folders(top)
+    if not tasks:
         raise CliError(f"{top} holds no task.yaml, and no folder below it does")
-    wrong = 0
-    for path in folders:
+    wrong = False
+    ids: dict[Path, str] = {}
+    for path in tasks:
+        for line in folder.near_misses(path):
+            print(f"{path}: warning: {line}")
         try:
-            print(f"{path}: ok, task {folder.read_folder(path, split=path.parent.name)['task_id']}")
+            # The split that the tasks job gives a task without one.
+            ids[path] = folder.read_folder(path, split="train")["task_id"]
+            print(f"{path}: ok, task {ids[path]}")
         except folder.FolderError as e:
-            wrong += 1
+            wrong = True
             print(f"{path}: {e}")
-    return 1 if wrong else 0
+    doubled = folder.doubled_id(ids)
+    if doubled:
+        print(f"{top}: {doubled}")
+    if others:
+        names = ", ".join(p.name for p in others)
+        print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(others)} ({names})")
+    return 1 if wrong or doubled else 0
 
 
 def _known(run: str, names: Sequence[str], where: str) -> None:
@@ -95,10 +112,9 @@ def _known(run: str, names: Sequence[str], where: str) -> None:
 
 
 def _formatted(result: pa.Table, style: str) -> str:
-    rows = result.to_pylist()
     if style == "json":
-        return json.dumps(rows, indent=1, default=_text) + "\n"
-    cells = [["" if v is None and style == "csv" else _text(v) for v in row.values()] for row in rows]
+        return json.dumps(store.records(result), indent=1, default=_text) + "\n"
+    cells = [["" if v is None and style == "csv" else _text(v) for v in row] for row in store.values(result)]
     names = result.column_names
     if style == "csv":
         out = io.StringIO()
@@ -160,6 +176,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {e}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has seen enough.
+        _drop_output()
         return 0
+    except OSError as e:
+        if e.filename is None:
+            # No file of ours: the output's disk is full.
+            _drop_output()
+        print(f"error: {_os_sentence(e)}", file=sys.stderr)
+        return USAGE
+
+
+def _drop_output() -> None:
+    """Python would try to write what is left once more at exit, and complain."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _os_sentence(e: OSError) -> str:
+    if e.filename is None:
+        return f"the output cannot be written: {e.strerror or e}"
+    # Of a rename, the second name is the one that was asked for.
+    return f"{os.fsdecode(e.filename2 or e.filename)}: {e.strerror}"

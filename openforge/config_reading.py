@@ -68,13 +68,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping without repeated keys.
 
     Raises:
-        ConfigError: the file does not exist, is not YAML, or holds something else; the place is named.
+        ConfigError: the file does not exist, cannot be read, is not YAML, or holds something else; the place
+            is named.
     """
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigError(f"{path} does not exist; configurations there: {known}") from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror}") from None
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:

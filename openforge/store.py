@@ -53,7 +53,7 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that the views leave out, and why."""
+    """A file, or a folder of files, that the views leave out, and why."""
 
     table: str
     path: Path
@@ -61,9 +61,12 @@ class Unreadable:
 
 
 def unreadable(run_dir: Path) -> list[Unreadable]:
-    """Files of the run that cannot be read: truncated, another table's, or of another schema version."""
+    """What of the run cannot be read: truncated files, another table's, of another schema version, closed folders."""
     found = []
     for table in TABLES.values():
+        found += [
+            Unreadable(table.name, Path(e.filename), f"{e.filename}: {e.strerror}") for e in _closed(run_dir, table)
+        ]
         for path in _files(run_dir, table):
             try:
                 check_file(path, table)
@@ -120,9 +123,8 @@ class Reader:
             raise StoreError(str(e).strip().splitlines()[0]) from None
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """`query` as a list of dicts."""
-        out: list[dict[str, Any]] = self.query(sql, params).to_pylist()
-        return out
+        """`query` as a list of dicts; see `records`."""
+        return records(self.query(sql, params))
 
 
 @contextmanager
@@ -130,10 +132,15 @@ def reader(run_dir: Path) -> Iterator[Reader]:
     """Refresh the store and open it for reading.
 
     Raises:
-        StoreError: see `refresh`.
+        StoreError: see `refresh`; or the store cannot be opened.
     """
     refresh(run_dir)
-    with duckdb.connect(str(run_dir.absolute() / STORE), read_only=True) as connection:
+    store = run_dir.absolute() / STORE
+    try:
+        connection = duckdb.connect(str(store), read_only=True)
+    except duckdb.Error as e:
+        raise StoreError(f"{store} cannot be opened: {str(e).strip().splitlines()[0]}") from None
+    with connection:
         yield Reader(connection)
 
 
@@ -147,6 +154,34 @@ def rows(run_dir: Path, sql: str) -> list[dict[str, Any]]:
     """One statement on the refreshed store, as a list of dicts."""
     with reader(run_dir) as store:
         return store.rows(sql)
+
+
+def values(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Rows of a query's result as Python values, in the order of its columns.
+
+    Raises:
+        StoreError: a column holds a date that Python has no value for, such as infinity.
+    """
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns.append(column.to_pylist())
+        except (OverflowError, ValueError) as e:
+            raise StoreError(f"column {name!r} cannot be shown ({e}); cast it to text: {name}::text") from None
+    return list(zip(*columns, strict=True))
+
+
+def records(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows of a query's result by column name.
+
+    Raises:
+        StoreError: two columns have one name, of which a dict would keep the last; or see `values`.
+    """
+    names = table.column_names
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice is not None:
+        raise StoreError(f"column {twice!r} stands twice in the result; give one of them another name with AS")
+    return [dict(zip(names, row, strict=True)) for row in values(table)]
 
 
 def runs(results: Path) -> list[str]:
@@ -170,6 +205,14 @@ def _twin(table: Table) -> str:
 
 def _files(run_dir: Path, table: Table) -> list[Path]:
     return sorted(run_dir.glob(_pattern(table)))
+
+
+def _closed(run_dir: Path, table: Table) -> list[OSError]:
+    """Why folders of a table cannot be listed; to a glob they would be empty."""
+    errors: list[OSError] = []
+    for _ in os.walk(run_dir / table.name, onerror=errors.append):
+        pass
+    return [e for e in errors if not isinstance(e, FileNotFoundError)]
 
 
 def _readable(path: Path, table: Table) -> bool:

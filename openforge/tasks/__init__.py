@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from openforge.config import Tasks
-from openforge.environments.claw_eval.folder import Unsupported, make_verifier, read_folder, write_folder
+from openforge.environments.claw_eval.folder import (
+    Unsupported,
+    doubled_id,
+    make_verifier,
+    read_folder,
+    task_folders,
+    write_folder,
+)
 from openforge.tasks import demo, tiny
 
 VERIFIER_SECONDS = 30.0
@@ -63,16 +70,18 @@ def read_folders(base: Path, source: str) -> list[dict[str, Any]]:
     """Every task folder below `base`, sorted by name; those that cannot be run here are named and counted."""
     rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
-    for path in sorted(p.parent for p in base.glob("*/task.yaml")):
+    ids: dict[Path, str] = {}
+    for path in task_folders(base)[0]:
         try:
             rows.append(read_folder(path, split="train", source=source))
+            ids[path] = rows[-1]["task_id"]
         except Unsupported as e:
             left_out[e.what] += 1
     for what, count in left_out.most_common():
         print(f"warning: {base}: {count} tasks are left out: they need {what}", file=sys.stderr)
-    doubled = [i for i, n in Counter(r["task_id"] for r in rows).items() if n > 1]
+    doubled = doubled_id(ids)
     if doubled:
-        raise TasksError(f"{base}: task_id {doubled[0]!r} stands in several folders; ids must differ")
+        raise TasksError(f"{base}: {doubled}")
     return rows
 
 

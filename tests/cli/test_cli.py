@@ -1,18 +1,22 @@
 """The command line: what it prints, and one sentence with exit code 2 on bad input."""
 
 import csv
+import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import made_run
 import pytest
+import yaml
 
 from openforge import __version__, cli
 from openforge.environments.claw_eval.folder import write_folder
+from openforge.tasks import TasksError, read_folders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CURVE = "select iteration, avg(reward) from episodes where purpose = 'train' group by 1 order by 1"
@@ -70,6 +74,23 @@ def test_sql_as_json_and_csv_keeps_null_and_nesting(project, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_sql_prints_columns_of_one_name_as_duckdb_does_and_json_names_them(project, capsys):
+    query = "select 1 as a, 2 as a"
+    assert cli.main(["sql", "made", query]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["a", "a"], ["-", "-"], ["1", "2"]]
+    assert cli.main(["sql", "made", query, "--csv"]) == 0
+    assert capsys.readouterr().out == "a,a\n1,2\n"
+    err = failed(capsys, "sql", "made", query, "--json")
+    assert err == "error: column 'a' stands twice in the result; give one of them another name with AS\n"
+
+
+def test_sql_names_the_column_of_a_date_that_python_lacks(project, capsys):
+    err = failed(capsys, "sql", "made", "select timestamp 'infinity' as t")
+    assert err.startswith("error: column 't' cannot be shown (") and err.endswith("cast it to text: t::text\n")
+    assert cli.main(["sql", "made", "select (timestamp 'infinity')::text as t"]) == 0
+    assert capsys.readouterr().out.split() == ["t", "--------", "infinity"]
+
+
 def test_sql_reads_every_column_of_every_table(project, capsys):
     for view in ("tasks", "rollouts", "calls", "blobs", "scores", "samples", "metrics", "episodes", "all_episodes"):
         for style in ("--json", "--csv"):
@@ -100,6 +121,59 @@ def test_config_prints_values_and_refuses_unknown_runs(project, capsys):
     assert "there is no run 'nope' in config/; runs there: mine" in failed(capsys, "config", "nope")
     (project / "config" / "mine.yaml").write_text("model: x\niteration: 2\ntasks: {source: tiny}\n")
     assert "unknown key 'iteration'; did you mean 'iterations'?" in failed(capsys, "config", "mine")
+
+
+def deny(monkeypatch, method: str, denied: Path) -> None:
+    """A path that is another user's, also where the tests run as root."""
+    real = getattr(Path, method)
+
+    def refuse(self, *args, **kwargs):
+        if self == denied:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
+def test_sql_on_results_of_another_user(project, capsys, monkeypatch):
+    deny(monkeypatch, "iterdir", project / "results")
+    assert failed(capsys, "sql", "made", "select 1") == f"error: {project}/results: Permission denied\n"
+
+
+def test_sql_on_a_store_that_is_a_folder(project, capsys):
+    store = project / "results" / "made" / "store.duckdb"
+    store.unlink(missing_ok=True)
+    (store / "x").mkdir(parents=True)
+    assert failed(capsys, "sql", "made", "select 1").startswith(f"error: {store} cannot be written: ")
+
+
+def test_config_that_cannot_be_read(project, capsys, monkeypatch):
+    (project / "config" / "folder.yaml").mkdir()
+    err = failed(capsys, "config", "folder")
+    assert err == f"error: {project}/config/folder.yaml cannot be read: Is a directory\n"
+    deny(monkeypatch, "read_text", project / "config" / "mine.yaml")
+    err = failed(capsys, "config", "mine")
+    assert err == f"error: {project}/config/mine.yaml cannot be read: Permission denied\n"
+
+
+def test_any_other_file_that_cannot_be_read_or_written(project, capsys, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 300)
+    assert failed(capsys, "tasks", "check", str(long)) == f"error: {long}: File name too long\n"
+    (project / "docs").touch()
+    assert failed(capsys, "docs").startswith(f"error: {project}/docs")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert failed(capsys, "config", "mine") == "error: the working directory has been removed\n"
+
+
+def test_a_full_disk_behind_the_output_is_one_sentence(project):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "openforge", "sql", "made", "select 1"]
+        done = subprocess.run(command, cwd=project, env=env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: the output cannot be written: No space left on device\n")
 
 
 def test_the_project_is_found_from_a_folder_below(project, monkeypatch):
@@ -140,6 +214,83 @@ def test_tasks_check_reads_folders_and_names_what_is_wrong(tmp_path, capsys):
     assert cli.main(["tasks", "check", str(tmp_path / "set" / "good")]) == 0
     capsys.readouterr()
     assert "holds no task.yaml" in failed(capsys, "tasks", "check", str(tmp_path / "nope"))
+
+
+@pytest.fixture
+def task_set(tmp_path):
+    """Two right task folders."""
+    for name in ("one", "two"):
+        limits = {"turns": 3, "tokens": None, "seconds": 9.0}
+        write_folder(tmp_path / "set" / name, {**made_run.task(name, "copy", "train"), "task_limits": limits})
+    return tmp_path / "set"
+
+
+def checked(capsys, folder: Path) -> tuple[int, list[str]]:
+    code = cli.main(["tasks", "check", str(folder)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, out.splitlines()
+
+
+def test_tasks_check_refuses_the_doubled_ids_that_the_tasks_job_refuses(task_set, capsys):
+    shutil.copytree(task_set / "one", task_set / "three")
+    code, lines = checked(capsys, task_set)
+    sentence = f"{task_set}: task_id 'one' stands in several folders (one, three); ids must differ"
+    assert (code, lines[-1], len(lines)) == (1, sentence, 4)
+    with pytest.raises(TasksError) as e:
+        read_folders(task_set, "set")
+    assert str(e.value) == sentence
+
+
+def test_tasks_check_names_near_misses_of_known_keys_and_lets_others_be(task_set, capsys):
+    file = task_set / "one" / "task.yaml"
+    data = yaml.safe_load(file.read_text())
+    data["environment"]["max_turn"] = data["environment"].pop("max_turns")
+    data |= {"sandbox_file": [], "rubric_of_ours": 1}
+    file.write_text(yaml.safe_dump(data))
+    assert checked(capsys, task_set) == (
+        0,
+        [
+            f"{task_set}/one: warning: key 'sandbox_file' has no effect here; did you mean 'sandbox_files'?",
+            f"{task_set}/one: warning: key 'environment.max_turn' has no effect here; "
+            "did you mean 'environment.max_turns'?",
+            f"{task_set}/one: ok, task one",
+            f"{task_set}/two: ok, task two",
+        ],
+    )
+
+
+def test_tasks_check_counts_subfolders_without_a_task(task_set, capsys):
+    for name in ("b", "a", ".git"):
+        (task_set / name).mkdir()
+    (task_set / "README.md").touch()
+    code, lines = checked(capsys, task_set)
+    assert code == 0 and len(lines) == 3
+    assert lines[-1] == f"{task_set}: warning: subfolders without task.yaml, which are no tasks: 2 (a, b)"
+
+
+def test_tasks_check_goes_on_after_a_task_that_cannot_be_read(task_set, capsys, monkeypatch):
+    deny(monkeypatch, "read_text", task_set / "one" / "task.yaml")
+    # A folder that may not be entered, too.
+    deny(monkeypatch, "exists", task_set / "shut" / "task.yaml")
+    deny(monkeypatch, "is_file", task_set / "shut" / "task.yaml")
+    (task_set / "shut").mkdir()
+    assert checked(capsys, task_set) == (
+        1,
+        [
+            f"{task_set}/one: {task_set}/one/task.yaml cannot be read: Permission denied",
+            f"{task_set}/shut: {task_set}/shut/task.yaml cannot be read: Permission denied",
+            f"{task_set}/two: ok, task two",
+        ],
+    )
+
+
+def test_tasks_check_of_the_working_directory(task_set, capsys, monkeypatch):
+    file = task_set / "one" / "task.yaml"
+    file.write_text(file.read_text().replace("split: train\n", ""))
+    for place, lines in ((task_set, ["one: ok, task one", "two: ok, task two"]), (file.parent, [".: ok, task one"])):
+        monkeypatch.chdir(place)
+        assert checked(capsys, Path(".")) == (0, lines)
 
 
 @pytest.mark.parametrize("argv", [[], ["nope"], ["sql", "made"], ["config"], ["docs", "x"], ["sql", "a", "b", "--xml"]])

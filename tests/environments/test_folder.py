@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import json
+import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,9 @@ import pytest
 import yaml
 
 from openforge import tables
+from openforge.environments.claw_eval import env
 from openforge.environments.claw_eval.folder import (
+    PLACEHOLDERS,
     FolderError,
     Unsupported,
     make_verifier,
@@ -40,6 +46,9 @@ verifier:
   files: [verify.py]
   timeout_seconds: 5
 """
+
+
+VERIFIER = {"command": ["true"], "timeout_seconds": 5}
 
 
 @pytest.fixture
@@ -118,11 +127,46 @@ def test_versions_follow_the_content(folder: Path) -> None:
         ({"prompt": {"language": "en"}}, r"task.yaml: key 'prompt.text' is required"),
         ({"split": None}, r"task.yaml: key 'split' is required"),
         ({"environment": {"max_turns": 0}}, r"'environment.max_turns' is 0; it must be a whole number above 0"),
-        ({"environment": {"timeout_seconds": "1m"}}, r"'environment.timeout_seconds' is '1m'; it must be a number"),
+        ({"environment": {"max_turns": 99999999999999}}, r"'environment.max_turns' is 99999999999999; .* 2147483647$"),
+        ({"environment": {"max_turns": 2**31}}, r"it must be a whole number above 0 and at most 2147483647$"),
+        (
+            {"environment": {"max_tokens": 2**63}},
+            r"task.yaml: key 'environment.max_tokens' .* at most 92233720368547758",
+        ),
+        (
+            {"environment": {"timeout_seconds": "1m"}},
+            r"'environment.timeout_seconds' is '1m'; it must be a finite number",
+        ),
+        ({"environment": {"timeout_seconds": math.nan}}, r"'environment.timeout_seconds' is nan; it must be a finite"),
+        ({"environment": {"timeout_seconds": math.inf}}, r"'environment.timeout_seconds' is inf; it must be a finite"),
+        ({"environment": {"timeout_seconds": 10**400}}, r"'environment.timeout_seconds' is 10+; it must be a finite"),
         ({"sandbox_files": ["no.txt"]}, r"task.yaml: sandbox_files: .*/no.txt does not exist"),
         ({"sandbox_files": ["../secret"]}, r"sandbox_files: '../secret' must be a plain path relative"),
         ({"sandbox_files": ["/etc/passwd"]}, r"sandbox_files: '/etc/passwd' must be a plain path relative"),
         ({"sandbox_files": ["link"]}, r"sandbox_files: .*/link is a link out of the task's folder"),
+        ({"sandbox_files": ["old.txt", "old.txt"]}, r"task.yaml: sandbox_files: 'old.txt' is listed twice$"),
+        (
+            {"sandbox_files": ["verifier/verify.py"]},
+            r"sandbox_files: 'verifier/verify.py' lies in verifier/; the agent",
+        ),
+        ({"sandbox_files": ["within"]}, r"sandbox_files: 'within' lies in verifier/; the agent would see what judges"),
+        (
+            {"sandbox_files": None, "environment": {"fixtures": ["verifier/verify.py"]}},
+            r"task.yaml: environment.fixtures: 'verifier/verify.py' lies in verifier/",
+        ),
+        ({"sandbox_files": ["x" * 300]}, r"/x{300} cannot be read: File name too long$"),
+        ({"verifier": VERIFIER | {"fils": []}}, r"unknown key 'verifier.fils'; did you mean 'verifier.files'\?"),
+        ({"verifier": VERIFIER | {"x": 1}}, r"unknown key 'verifier.x'; known: name, command, files, timeout_seconds$"),
+        ({"verifier": VERIFIER | {"files": ["verify.py"] * 2}}, r"verifier.files: 'verify.py' is listed twice$"),
+        (
+            {"verifier": VERIFIER | {"files": ["verify.py"]}, "sandbox_grader_files": ["verify.py"]},
+            r"verifier.files and sandbox_grader_files: 'verify.py' is listed twice$",
+        ),
+        (
+            {"verifier": VERIFIER | {"command": ["python3", "{workspce}"]}},
+            r"verifier.command: unknown placeholder \{workspce\}; known: \{answer\}, \{workspace\}$",
+        ),
+        ({"verifier": VERIFIER | {"timeout_seconds": math.inf}}, r"'verifier.timeout_seconds' is inf; it must be"),
         ({"verifier": {"files": [], "timeout_seconds": 5}}, r"key 'verifier.command' is required"),
         ({"verifier": {"command": ["true"], "files": []}}, r"key 'verifier.timeout_seconds' is required"),
         ({"verifier": {"command": [], "timeout_seconds": 5}}, r"key 'verifier.command' must not be empty"),
@@ -130,6 +174,8 @@ def test_versions_follow_the_content(folder: Path) -> None:
 )
 def test_what_does_not_fit_is_named_with_file_and_key(folder: Path, change: dict[str, Any], message: str) -> None:
     (folder / "link").symlink_to("/etc/hostname")
+    (folder / "within").symlink_to("verifier/verify.py")
+    (folder / "verify.py").touch()
     data = yaml.safe_load(TASK) | change
     (folder / "task.yaml").write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not None}))
     with pytest.raises(FolderError, match=message):
@@ -152,6 +198,30 @@ def test_what_this_installation_lacks_is_unsupported(folder: Path, change: dict[
     with pytest.raises(Unsupported, match=f"task 'T900_rename' needs {what}") as e:
         read_folder(folder)
     assert (e.value.task_id, e.value.what) == ("T900_rename", what)
+
+
+def test_the_largest_limits_and_both_placeholders_fit_the_table(folder: Path) -> None:
+    command = ["python3", "verify.py", "{answer}", "{workspace}", "{}", "{ print }"]
+    limits = {"max_turns": 2**31 - 1, "max_tokens": 2**63 - 1, "timeout_seconds": 1e300}
+    data = yaml.safe_load(TASK) | {"environment": limits, "verifier": VERIFIER | {"command": command}}
+    (folder / "task.yaml").write_text(yaml.safe_dump(data))
+    (row,) = tables.TASKS.arrow([read_folder(folder)]).to_pylist()
+    assert row["task_limits"] == {"turns": 2**31 - 1, "tokens": 2**63 - 1, "seconds": 1e300}
+    assert row["verifier"]["command"] == command
+
+
+def test_the_environment_fills_in_the_placeholders_that_are_known() -> None:
+    source = inspect.getsource(env.ClawEval)
+    assert set(re.findall(r'"(\{\w+\})":', source)) == set(PLACEHOLDERS)
+
+
+def test_a_file_of_another_user_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(FolderError, match=f"^{folder}/old.txt cannot be read: Permission denied$"):
+        read_folder(folder)
 
 
 def test_no_folder_and_no_yaml_are_one_sentence(tmp_path: Path) -> None:

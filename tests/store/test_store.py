@@ -1,9 +1,12 @@
 """The store against the hand-made run, through this library and through PyPI's duckdb-cli (an older DuckDB)."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import duckdb
@@ -218,3 +221,40 @@ def test_a_store_that_cannot_be_replaced_is_a_sentence(run_dir):
     with pytest.raises(store.StoreError, match=r"store\.duckdb cannot be written"):
         store.refresh(run_dir)
     assert [p.name for p in run_dir.iterdir() if ".tmp" in p.name] == []
+
+
+def test_a_folder_of_another_user_is_named_and_not_counted_as_empty(run_dir, capsys, monkeypatch):
+    closed = run_dir / "scores" / "purpose=train" / "cell=train" / "iteration=0001"
+    real = os.scandir
+
+    def scandir(path="."):
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [(u.table, u.path) for u in store.refresh(run_dir)] == [("scores", closed)]
+    assert capsys.readouterr().err == f"warning: left out of view scores: {closed}: Permission denied\n"
+
+
+def test_rows_by_name_refuse_two_columns_of_one_name(run_dir):
+    with pytest.raises(store.StoreError, match=r"^column 'a' stands twice in the result; give one of them another"):
+        store.rows(run_dir, "select 1 as a, 2 as a")
+
+
+def test_a_store_that_cannot_be_opened_is_a_sentence(run_dir, monkeypatch):
+    store.refresh(run_dir)
+    monkeypatch.setattr(store, "refresh", lambda run_dir: [])
+    (run_dir / store.STORE).write_text("x" * 5000)
+    with pytest.raises(store.StoreError, match=f"^{run_dir / store.STORE} cannot be opened: IO Error"):
+        store.rows(run_dir, "select 1")
+
+
+def test_the_documented_lines_of_python_run(run_dir, capsys):
+    store.refresh(run_dir)
+    text = (Path(__file__).parents[2] / "docs" / "query-episodes.md").read_text()
+    lines = text.partition("From Python:\n")[2].replace("results/demo/", f"{run_dir}/")
+    names = {}
+    exec(textwrap.dedent(lines), names)
+    assert capsys.readouterr().out == f"[(1, 0.25), (2, {5 / 7})]\n"
+    assert names["episodes"].num_rows == 36

@@ -2,17 +2,20 @@
 
     <folder>/task.yaml     the format's own keys, plus `split` and `verifier`
     <folder>/<path>        what `sandbox_files` lists; it stands at /workspace/<path> when the agent starts
-    <folder>/verifier/...  what `verifier.files` lists; it enters /grader after the agent is dead
+    <folder>/verifier/...  what `verifier.files` lists; it enters the sandbox after the agent is dead
 
 `verifier: {command, files, timeout_seconds, name}` is an extra key: a program that prints one JSON line
-(`openforge.environments.verdict`). Unknown keys are kept in the row's payload and written back.
+(`openforge.environments.verdict`). Unknown keys elsewhere are kept in the row's payload and written back.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +29,25 @@ from openforge.tables import write_beside
 DEFAULT_TURNS, DEFAULT_SECONDS = 20, 300.0
 _OWN = ("task_id", "split", "tags", "sandbox_files", "sandbox_grader_files", "verifier")
 _RESERVED = ("task.yaml", "grader.py", "verifier")
+_VERIFIER_KEYS = ("name", "command", "files", "timeout_seconds")
+# Words of verifier.command that the environment fills in.
+PLACEHOLDERS = ("{answer}", "{workspace}")
+# Keys that the format documents, by the mapping they stand in. Others occur, so that they are no errors.
+_KNOWN = {
+    "": (
+        *("task_id", "task_name", "version", "category", "difficulty", "tags", "split", "prompt", "environment"),
+        *("tools", "tool_endpoints", "services", "user_agent", "scoring_components", "safety_checks", "verifier"),
+        *("expected_actions", "judge_rubric", "reference_solution", "primary_dimensions", "sandbox_files"),
+        *("sandbox_grader_files", "local_grader_files", "env_snapshot_files", "env_snapshot_commands"),
+    ),
+    "prompt": ("text", "language", "attachments"),
+    "environment": (
+        *("timeout_seconds", "max_turns", "max_tokens", "fixtures", "env_snapshot_timeout"),
+        *("enable_todo", "enable_compact"),
+    ),
+}
+# The widths of the table's columns.
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
 class FolderError(ValueError):
@@ -45,6 +67,55 @@ class Unsupported(FolderError):
         self.task_id, self.what = task_id, what
 
 
+def task_folders(base: Path) -> tuple[list[Path], list[Path]]:
+    """Folders below `base`, sorted: those with a task.yaml, and the others that are not hidden.
+
+    Raises:
+        OSError: `base` cannot be listed.
+    """
+    tasks, others = [], []
+    for path in sorted(base.iterdir()):
+        try:
+            is_task = (path / "task.yaml").exists()
+            is_other = path.is_dir() and not path.name.startswith(".")
+        except OSError:
+            # Reading it says why it cannot be read; nothing is left out in silence.
+            is_task, is_other = True, False
+        if is_task:
+            tasks.append(path)
+        elif is_other:
+            others.append(path)
+    return tasks, others
+
+
+def doubled_id(ids: Mapping[Path, str]) -> str | None:
+    """The sentence on a task_id that several folders have; None if all differ."""
+    for task_id in ids.values():
+        names = [path.name for path, other in ids.items() if other == task_id]
+        if len(names) > 1:
+            return f"task_id {task_id!r} stands in several folders ({', '.join(names)}); ids must differ"
+    return None
+
+
+def near_misses(path: Path) -> list[str]:
+    """Unknown keys of a task.yaml that look like a known one's misspelling, a sentence each.
+
+    They are no errors: the format's own tasks have unknown keys. A task.yaml that cannot be read has none.
+    """
+    try:
+        data = read_yaml(path / "task.yaml")
+    except ConfigError:
+        return []
+    found = []
+    for where, known in _KNOWN.items():
+        keys = data.get(where) if where else data
+        for key in keys if isinstance(keys, dict) else ():
+            close = [] if key in known else difflib.get_close_matches(str(key), known, n=1, cutoff=0.8)
+            prefix = f"{where}." if where else ""
+            found += [f"key {prefix + key!r} has no effect here; did you mean {prefix + c!r}?" for c in close]
+    return found
+
+
 def read_folder(path: Path, split: str | None = None, source: str | None = None) -> dict[str, Any]:
     """A row of the tasks table.
 
@@ -54,33 +125,39 @@ def read_folder(path: Path, split: str | None = None, source: str | None = None)
         source: the row's source; the name of the folder that holds the task folders without it.
 
     Raises:
-        FolderError: a file or key is missing or mistyped.
+        FolderError: a file or key is missing, mistyped or unreadable.
         Unsupported: the task needs services, tools, a simulated user, attachments or ClawEval's own grader.
     """
+    try:
+        return _row(path, split, source)
+    except OSError as e:
+        raise FolderError(f"{e.filename or path} cannot be read: {e.strerror}") from None
+
+
+def _row(path: Path, split: str | None, source: str | None) -> dict[str, Any]:
     if not (path / "task.yaml").is_file():
         raise FolderError(f"{path} is no task folder: it holds no task.yaml")
     try:
         data = read_yaml(path / "task.yaml")
-    except (ConfigError, OSError) as e:
+    except ConfigError as e:
         raise FolderError(str(e)) from None
     keys = _Keys(path / "task.yaml", data)
     task_id = keys.text("task_id")
     _supported(task_id, data, path)
     environment = keys.mapping("environment", {})
     limits = _Keys(keys.file, environment, "environment.")
-    files = keys.strings("sandbox_files", []) or limits.strings("fixtures", [])
     row = {
         "task_id": task_id,
         "environment": "claw_eval",
         "split": keys.text("split", split),
         "instruction": _Keys(keys.file, keys.mapping("prompt"), "prompt.").text("text"),
         "payload": json.dumps(_rest(data), ensure_ascii=False, sort_keys=True, default=str),
-        "files": [_file(path, path, f, f"{keys.file}: sandbox_files") for f in files],
+        "files": _agent_files(path, keys, limits),
         "verifier": _read_verifier(path, _Keys(keys.file, keys.mapping("verifier"), "verifier."), data),
         "task_limits": {
-            "turns": limits.number("max_turns", int, DEFAULT_TURNS),
-            "tokens": limits.number("max_tokens", int, None),
-            "seconds": limits.number("timeout_seconds", float, DEFAULT_SECONDS),
+            "turns": limits.whole("max_turns", DEFAULT_TURNS, _INT32),
+            "tokens": limits.whole("max_tokens", None, _INT64),
+            "seconds": limits.seconds("timeout_seconds", DEFAULT_SECONDS),
         },
         "tags": keys.strings("tags", []),
         "source": source or path.resolve().parent.name,
@@ -175,16 +252,35 @@ class _Keys:
             raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be a list of texts")
         return value
 
-    def number(self, key: str, kind: type, default: float | None) -> Any:
-        """A positive number, or None for an explicit null."""
+    def whole(self, key: str, default: int | None, most: int) -> int | None:
+        """A whole number from 1 to `most`, or None for an explicit null."""
         value = self._data.get(key, default)
         if value is None:
             return None
-        allowed = (int,) if kind is int else (int, float)
-        if not isinstance(value, allowed) or isinstance(value, bool) or value <= 0:
-            what = "a whole number" if kind is int else "a number"
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what} above 0")
-        return kind(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            what = f"a whole number above 0 and at most {most}"
+            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what}")
+        return value
+
+    def seconds(self, key: str, default: float | None) -> float | None:
+        """A positive number of seconds, or None for an explicit null."""
+        value = self._data.get(key, default)
+        if value is None:
+            return None
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # No .inf and no .nan, of which every comparison is false, and no whole number that no float can hold.
+        if not (number and 0 < value <= sys.float_info.max):
+            what = "a finite number above 0"
+            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what}")
+        return float(value)
+
+    def known(self, names: Sequence[str]) -> None:
+        """Refuse a key of the mapping that is none of `names`."""
+        for key in self._data:
+            if key not in names:
+                close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+                hint = f"did you mean {self._prefix + close[0]!r}?" if close else f"known: {', '.join(names)}"
+                raise FolderError(f"{self.file}: unknown key {self._prefix + key!r}; {hint}")
 
 
 def _supported(task_id: str, data: Mapping[str, Any], path: Path) -> None:
@@ -203,16 +299,35 @@ def _supported(task_id: str, data: Mapping[str, Any], path: Path) -> None:
         raise Unsupported(task_id, "a grader of ClawEval's own library")
 
 
+def _agent_files(path: Path, keys: _Keys, environment: _Keys) -> list[dict[str, Any]]:
+    """What the agent finds in its work folder."""
+    key, names = "sandbox_files", keys.strings("sandbox_files", [])
+    if not names:
+        key, names = "environment.fixtures", environment.strings("fixtures", [])
+    where = f"{keys.file}: {key}"
+    files = [_file(path, path, f, where) for f in names]
+    for name in names:
+        if (path / name).resolve().is_relative_to((path / "verifier").resolve()):
+            raise FolderError(f"{where}: {name!r} lies in verifier/; the agent would see what judges it")
+    return _once(files, where)
+
+
 def _read_verifier(path: Path, keys: _Keys, data: Mapping[str, Any]) -> dict[str, Any]:
+    keys.known(_VERIFIER_KEYS)
     where = f"{keys.file}: verifier.files"
     files = [_file(path / "verifier", path, f, where) for f in keys.strings("files", [])]
     # The format's own grader-only files come in with the verifier's, at the same time and place.
     grader = _Keys(keys.file, data).strings("sandbox_grader_files", [])
     files += [_file(path, path, f, f"{keys.file}: sandbox_grader_files") for f in grader]
+    _once(files, f"{where} and sandbox_grader_files" if grader else where)
     command = keys.strings("command")
     if not command:
         raise FolderError(f"{keys.file}: key 'verifier.command' must not be empty")
-    seconds = keys.number("timeout_seconds", float, None)
+    for word in command:
+        if re.fullmatch(r"\{\w+\}", word) and word not in PLACEHOLDERS:
+            known = ", ".join(PLACEHOLDERS)
+            raise FolderError(f"{keys.file}: verifier.command: unknown placeholder {word}; known: {known}")
+    seconds = keys.seconds("timeout_seconds", None)
     if seconds is None:
         raise FolderError(f"{keys.file}: key 'verifier.timeout_seconds' is required (seconds the verifier may run)")
     return make_verifier(keys.text("name", "verifier"), command, files, seconds)
@@ -234,6 +349,15 @@ def _file(base: Path, folder: Path, name: str, where: str) -> dict[str, Any]:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise FolderError(f"{where}: {path} is a link out of the task's folder")
     return {"path": name, "content": path.read_bytes(), "mode": path.stat().st_mode & 0o777}
+
+
+def _once(files: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The files, if no two have one path."""
+    paths = [f["path"] for f in files]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise FolderError(f"{where}: {path!r} is listed twice")
+    return files
 
 
 def _write(base: Path, file: Mapping[str, Any]) -> None:
