@@ -116,6 +116,16 @@ def kill(process: Owner, seconds: float = 10) -> None:
         os.close(pidfd)
 
 
+def kill_starting(folder: Path) -> None:
+    """Kill the processes of a sandbox that was still starting: nobody noted them, but their command line names it."""
+    word = os.fsencode(folder.absolute()) + b"/"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+                if any(word in argument for argument in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")):
+                    kill(Owner.of(int(name)))
+
+
 def kill_namespace(holder_pid: int) -> None:
     """Kill from outside, one by one, the processes in the pid namespace of `holder_pid`, but not that one itself."""
     with contextlib.suppress(OSError):
@@ -157,6 +167,8 @@ def reap(root: Path, run: str) -> list[str]:
             continue
         if label.holder is not None:
             kill(label.holder)
+        else:
+            kill_starting(root / path.stem)
         remove(root / path.stem)
         path.unlink(missing_ok=True)
         reaped.append(path.stem)

@@ -60,6 +60,8 @@ class Channel:
 def main(control: socket.socket) -> None:
     """Fork one child a message until the control socket closes."""
     self_fd = os.pidfd_open(os.getpid())
+    # A bwrap that dies while it starts leaves a child behind that waits for it for ever: it becomes ours to end.
+    join.adopt_orphans()
     # Reaped by hand: children that the kernel reaps for one who ignores SIGCHLD leave no CPU time in our account.
     signal.signal(signal.SIGCHLD, _reap_on_signal)
     null = os.open("/dev/null", os.O_RDONLY)
@@ -69,6 +71,7 @@ def main(control: socket.socket) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(control, 16, 8)
         if not data:
+            kill_children()
             return
         if os.fork() == 0:
             try:
@@ -227,9 +230,14 @@ def kill_tree(pid: int) -> None:
     """Kill the command and all its descendants: their orphans become our children, whatever session they made."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+    kill_children()
+
+
+def kill_children() -> None:
+    """Kill every child, and those that become ours by their parents' death, until there is none."""
     end = time.monotonic() + KILL_SECONDS
     while time.monotonic() < end:
-        reap(pid)
+        reap()
         children = [p for p, parent, _ in processes() if parent == os.getpid()]
         if not children:
             return
