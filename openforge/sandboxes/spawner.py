@@ -33,6 +33,7 @@ else:  # started by path with -I -S, without the package and its dependencies
 
 Request = dict[str, Any]
 KILL_SECONDS = 5.0  # a killed process that is not dead by then is stuck in the kernel
+END_SECONDS = 300.0  # at our own end: making a network namespace can keep a killed bwrap in the kernel for long
 
 
 class Channel:
@@ -71,7 +72,7 @@ def main(control: socket.socket) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(control, 16, 8)
         if not data:
-            kill_children()
+            kill_children(END_SECONDS)
             return
         if os.fork() == 0:
             try:
@@ -230,12 +231,12 @@ def kill_tree(pid: int) -> None:
     """Kill the command and all its descendants: their orphans become our children, whatever session they made."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    kill_children()
+    kill_children(KILL_SECONDS)
 
 
-def kill_children() -> None:
+def kill_children(seconds: float) -> None:
     """Kill every child, and those that become ours by their parents' death, until there is none."""
-    end = time.monotonic() + KILL_SECONDS
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         reap()
         children = [p for p, parent, _ in processes() if parent == os.getpid()]
