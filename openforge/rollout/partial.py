@@ -6,6 +6,7 @@ A rerun with the same digest skips finished rollouts and runs open ones once mor
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +25,31 @@ def digest(rows: Sequence[Mapping[str, Any]], versions: Iterable[str]) -> str:
 
 def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class ShardBusy(RuntimeError):
+    """Another process works on the shard, e.g. one that outlived a killed Snakemake."""
+
+
+def claim(lock: Path) -> int:
+    """Claim a shard for this process until it ends; the descriptor holds the claim.
+
+    Raises:
+        ShardBusy: another process, named by its pid, holds it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(fd, 20).decode() or "unknown"
+        os.close(fd)
+        raise ShardBusy(
+            f"process {pid} still works on this shard (it outlived its Snakemake); wait until it ends, or end it"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd
 
 
 class Partial:

@@ -16,7 +16,7 @@ from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
 from openforge.proxy.client import start_proxy
 from openforge.rollout import engine
-from openforge.rollout.partial import Partial, digest
+from openforge.rollout.partial import Partial, claim, digest
 from openforge.rollout.progress import Progress
 from openforge.sandboxes import LocalBackend, Owner, reap
 
@@ -44,6 +44,8 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
     harness = harnesses.get(rows[0]["harness"])
     part = "-".join(job.part[k] for k in ("purpose", "cell", "k"))
     versions = [version, f"{rows[0]['environment']} {__version__}", software.pins_digest(harness.software, job.root)]
+    # Two processes on one shard would take each other's attempts for lost ones and its journal away.
+    claim(job.run_dir / ".locks" / f"{part}-{job.part['shard']}")
     partial = Partial(job.run_dir / "partial" / part / job.part["shard"], digest(rows, versions))
     with lease(
         server,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openforge.rollout.partial import Partial, digest
+from openforge.rollout.partial import Partial, ShardBusy, claim, digest
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
 
@@ -67,3 +68,12 @@ def test_removing_leaves_no_empty_folders(tmp_path: Path) -> None:
     base = tmp_path / "partial" / "train-0001" / "0001"
     Partial(base, "d").remove()
     assert list(tmp_path.rglob("*")) == [tmp_path / "partial"]
+
+
+def test_a_shard_is_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "locks" / "a"
+    fd = claim(lock)
+    with pytest.raises(ShardBusy, match=f"process {os.getpid()} still works on this shard"):
+        claim(lock)
+    os.close(fd)
+    os.close(claim(lock))
