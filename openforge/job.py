@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from openforge import config as typed
+from openforge import interrupts
 from openforge.tables import write_beside
 
 
@@ -69,6 +71,7 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
     root = Path(os.environ.get("OPENFORGE_ROOT", ".")).resolve()
     # A user's environment is named by its import path from the project's root.
     sys.path.append(str(root))
+    interrupts.end_with_owner()
     log_path = Path(snakemake.log[0])
     log_path.parent.mkdir(parents=True, exist_ok=True)
     started, clock = datetime.now(UTC), time.monotonic()
@@ -77,6 +80,11 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
             config = typed.load(run, root, snakemake.config).config
             one = Job(stage, run, root, root / "results" / run, config, wildcards, log)
             yield one
+            _in_order(snakemake)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            for stream in (sys.stderr, log):
+                print(f"interrupted: {stage} of {run}; what it had finished is kept", file=stream)
+            sys.exit(130)
         except Exception as error:
             e = error
             while isinstance(e, ExceptionGroup):
@@ -90,3 +98,14 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
         name = "-".join([stage, *wildcards.values()])
         took = {"stage": stage, "seconds": round(time.monotonic() - clock, 3), "started": started.isoformat()}
         write_beside(one.run_dir / "timings" / f"{name}.json", json.dumps(took | wildcards) + "\n")
+
+
+def _in_order(snakemake: Any) -> None:
+    """Give outputs that a clock set back has dated before their inputs the inputs' time: they are newer all the same.
+
+    Otherwise Snakemake would run the job again.
+    """
+    newest = max((os.stat(f).st_mtime_ns for f in snakemake.input if not f.startswith(".software/")), default=0)
+    for f in snakemake.output:
+        if os.stat(f).st_mtime_ns < newest:
+            os.utime(f, ns=(newest, newest))

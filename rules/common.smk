@@ -1,20 +1,24 @@
 # Configurations by run, and what each job reads. Parsing needs neither GPU, model, network nor keys.
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.settings import ExecMode
 
 from openforge import config as typed
-from openforge import config_paths
+from openforge import config_paths, interrupts, run_lock, run_start
 from openforge import plan as planning
 from openforge.eval import policies
 from openforge.policy import process
 from openforge.tables import partition_path
 
-# A warm policy server ends when this process does (docs/design.md, section 4). Jobs inherit the name.
-os.environ.setdefault("OPENFORGE_OWNER", str(process.this()))
 os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
+if workflow.exec_mode != ExecMode.SUBPROCESS:
+    # Jobs and warm policy servers end when this process does (docs/design.md, sections 3 and 4). They inherit the
+    # name; a job on another node is owned by the Snakemake there.
+    os.environ["OPENFORGE_OWNER"] = str(process.this())
 
 # A user's environment is named by its import path from the project's root.
 sys.path.append(os.environ["OPENFORGE_ROOT"])
@@ -58,7 +62,32 @@ def load_runs():
     return runs
 
 
+def start():
+    """Lock the runs of a command that runs jobs, and put away what a killed one left of them."""
+    if workflow.exec_mode != ExecMode.DEFAULT:
+        return
+    targets = run_start.targets(sys.argv)
+    if targets is None:
+        return
+    runs = (
+        [n for n in RUNS if targeted(n)]
+        if targets
+        else [n for n in RUNS if n == "demo"]
+    )
+    # Jobs inherit it: a process whose run and owner are known can be ended by the next command.
+    os.environ["OPENFORGE_RUNS"] = " ".join(runs)
+    os.environ["OPENFORGE_COMMAND"] = shlex.join(sys.argv)
+    try:
+        run_start.begin(
+            Path(os.environ["OPENFORGE_ROOT"]), runs, os.environ["OPENFORGE_COMMAND"]
+        )
+    except run_lock.RunBusy as e:
+        raise WorkflowError(str(e)) from None
+    interrupts.hand_on(runs)
+
+
 RUNS = load_runs()
+start()
 
 
 def number(k):

@@ -179,10 +179,12 @@ def _start_keeper(cfg: ServerConfig, place: Place, root: Path) -> socket.socket:
     argv += [str(place.folder), place.key, cfg.model_dump_json(), str(root)]
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # A keeper serves several runs and ends by itself: it is nobody's orphan (openforge/run_start.py).
+    env = {k: v for k, v in os.environ.items() if k != "OPENFORGE_RUNS"}
     with open(place.file("keeper.log"), "ab") as log:
         child = subprocess.Popen(
             argv,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**env, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openforge import __version__, harnesses, software
+from openforge import __version__, harnesses, interrupts, software
 from openforge.config import Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
@@ -68,6 +68,7 @@ async def _run(
     job: Job,
     concurrency: int | None,
 ) -> Done:
+    interrupts.cancel_task_on_end()
     config = job.config.rollout
     staleness = None
     if job.part["purpose"] == "train":
