@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from openforge import clock, interrupts
 from openforge import config as typed
-from openforge import interrupts
 from openforge.tables import write_beside
 
 
@@ -74,13 +74,13 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
     interrupts.end_with_owner()
     log_path = Path(snakemake.log[0])
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    started, clock = datetime.now(UTC), time.monotonic()
+    started, begun = datetime.now(UTC), time.monotonic()
     with open(log_path, "w") as log:
         try:
             config = typed.load(run, root, snakemake.config).config
             one = Job(stage, run, root, root / "results" / run, config, wildcards, log)
             yield one
-            _in_order(snakemake)
+            clock.check_inputs(snakemake.input, one.run_dir.parent)
         except (KeyboardInterrupt, asyncio.CancelledError):
             for stream in (sys.stderr, log):
                 print(f"interrupted: {stage} of {run}; what it had finished is kept", file=stream)
@@ -96,16 +96,5 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
                 print(f"error: {stage} of {run}: {kind}{e}", file=stream)
             sys.exit(1)
         name = "-".join([stage, *wildcards.values()])
-        took = {"stage": stage, "seconds": round(time.monotonic() - clock, 3), "started": started.isoformat()}
+        took = {"stage": stage, "seconds": round(time.monotonic() - begun, 3), "started": started.isoformat()}
         write_beside(one.run_dir / "timings" / f"{name}.json", json.dumps(took | wildcards) + "\n")
-
-
-def _in_order(snakemake: Any) -> None:
-    """Give outputs that a clock set back has dated before their inputs the inputs' time: they are newer all the same.
-
-    Otherwise Snakemake would run the job again.
-    """
-    newest = max((os.stat(f).st_mtime_ns for f in snakemake.input if not f.startswith(".software/")), default=0)
-    for f in snakemake.output:
-        if os.stat(f).st_mtime_ns < newest:
-            os.utime(f, ns=(newest, newest))

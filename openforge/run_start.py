@@ -20,7 +20,7 @@ from pathlib import Path
 
 from snakemake.cli import get_argument_parser
 
-from openforge import run_lock
+from openforge import clock, run_lock
 from openforge.policy import process
 from openforge.sandboxes import reap
 
@@ -75,6 +75,7 @@ def begin(root: Path, runs: Collection[str], command: str) -> None:
     clear_incomplete(root, runs)
     for run in runs:
         put_away(root / "results" / run)
+        clock.date_anew(root / "results" / run)
 
 
 def _only_command(root: Path) -> bool:

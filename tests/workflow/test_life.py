@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from test_dag import STUB
 
-from openforge import run_lock, run_start
+from openforge import clock, run_lock, run_start
 from openforge.policy import process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,3 +241,26 @@ def test_a_lock_of_a_slurm_job_is_stale_when_the_job_is_gone(
     else:
         run_lock.take(tmp_path / "run", "snakemake")
         assert run_lock.held(tmp_path / "run")
+
+
+def test_a_clock_that_is_set_back_costs_no_output(clone: Path, commands: Commands) -> None:
+    # While the job runs, the clock goes back: its input is suddenly of the future.
+    inside = STUB.replace("\n", "\n    ")
+    back = "import os, time\n    t = time.time() + 3600\n    os.utime(snakemake.input.tasks, (t, t))"
+    text = f"from openforge.job import job\nwith job('plan', snakemake):\n    {inside}\n    {back}\n"
+    (clone / "scripts" / "plan.py").write_text(text)
+    target = "results/tiny/rollouts/purpose=train/cell=train/iteration=0001/rollouts.parquet"
+    code, out = commands.run(target)
+    assert code == 0, out
+    assert "Nothing to be done" in commands.run(target)[1]
+
+
+def test_files_of_the_future_keep_their_order(tmp_path: Path) -> None:
+    now = time.time()
+    dates = {"a": now - 50, "b": now + 3600, "c": now + 3610, "d": now + 3605}
+    for name, t in dates.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (t, t))
+    assert clock.date_anew(tmp_path) == 3
+    assert sorted(dates, key=lambda n: (tmp_path / n).stat().st_mtime_ns) == ["a", "b", "d", "c"]
+    assert all((tmp_path / n).stat().st_mtime <= time.time() for n in dates)
