@@ -238,7 +238,8 @@ class Server:
         deadline = time.monotonic() + self.cfg.start_seconds
         # A dead server looks like a slow one over HTTP: watch the process too.
         while self._child.poll() is None:
-            if self.healthy():
+            # Short: a stranger on a port that vLLM is about to find taken may never answer.
+            if self.healthy(seconds=2):
                 return
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -249,10 +250,10 @@ class Server:
             time.sleep(0.1)
         raise ServerError(f"the policy server died (exit code {self._child.returncode}){last_lines(self.log)}")
 
-    def healthy(self) -> bool:
-        """Whether the process lives and /health answers 200 within 10 s."""
+    def healthy(self, seconds: float = 10) -> bool:
+        """Whether the process lives and /health answers 200 within `seconds`."""
         try:
-            return self._child.poll() is None and self._http.get("/health", timeout=10).status_code == 200
+            return self._child.poll() is None and self._http.get("/health", timeout=seconds).status_code == 200
         except httpx.HTTPError:
             return False
 

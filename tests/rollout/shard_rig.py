@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from stub_harness import StubHarness
@@ -10,8 +11,15 @@ from stub_harness import StubHarness
 from openforge import tables
 from openforge.environments.claw_eval.folder import make_verifier
 from openforge.harnesses import Context
+from openforge.policy.lease import Endpoint
+from openforge.proxy.client import KeptProxy, start_proxy
 from openforge.rollout import engine
-from openforge.rollout.rows import evidence
+from openforge.rollout.gate import Gate
+from openforge.rollout.machine import Machine
+from openforge.rollout.partial import Partial
+from openforge.rollout.progress import Progress
+from openforge.rollout.rows import Book, evidence
+from openforge.sandboxes import LocalBackend
 
 # Asks the policy and writes its answer to said.txt; python3 is the sandbox's.
 ASK = """
@@ -40,7 +48,9 @@ class Agent(StubHarness):
         return {"KEY": ctx.api_key, "BASE": ctx.base_url}
 
 
-def row(name: str, agent: str = ASK, verifier: str = PASSES, **over: Any) -> dict[str, Any]:
+def row(
+    name: str, agent: str = ASK, verifier: str = PASSES, verifier_seconds: float = 30.0, **over: Any
+) -> dict[str, Any]:
     files = [{"path": "verify.py", "content": verifier.encode(), "mode": 0o644}]
     return {
         "rollout_id": name,
@@ -50,7 +60,7 @@ def row(name: str, agent: str = ASK, verifier: str = PASSES, **over: Any) -> dic
         "split": "train",
         "instruction": agent,
         "files": [],
-        "verifier": make_verifier("v", ["python3", "-I", "verify.py"], files, 30.0),
+        "verifier": make_verifier("v", ["python3", "-I", "verify.py"], files, verifier_seconds),
         "tags": ["kind"],
         "sample": 0,
         "purpose": "train",
@@ -66,6 +76,34 @@ def row(name: str, agent: str = ASK, verifier: str = PASSES, **over: Any) -> dic
 
 
 Make = Callable[..., engine.Shard]
+
+
+def make_shard(
+    folder: Path, url: str, proxy: KeptProxy, backend: LocalBackend, rows: Sequence[dict[str, Any]], **over: Any
+) -> engine.Shard:
+    """A shard of some rows, as rollout.shard puts it together; made again it is the rerun of a dead one."""
+    endpoint = Endpoint(f"{url}/v1", "", "policy", 4096, "0@abc")
+    progress = Progress(len(rows), lambda line: None)
+    given: dict[str, Any] = {
+        "book": Book(rows, "1", "0@abc", 0, "artifacts/shard=0001.zip"),
+        "partial": Partial(folder, "d"),
+        "proxy": proxy,
+        "endpoint": endpoint,
+        "gate": Gate(endpoint, 30.0, progress),
+        "machine": Machine([folder], reserve=1 << 20),
+        "backend": backend,
+        "harness": Agent(),
+        "concurrency": 4,
+        "attempts": 2,
+        "keep_artifacts": 0,
+        "progress": progress,
+    }
+    return engine.Shard(**(given | over))
+
+
+def make_proxy(folder: Path, url: str) -> KeptProxy:
+    """Its proxy: doubts a policy server after half a second of silence, and waits as long for one token."""
+    return KeptProxy(lambda: start_proxy(url, folder / "d" / "journal", patience_seconds=0.5, probe_seconds=0.5))
 
 
 async def rows_of(shard: engine.Shard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -4,6 +4,7 @@ policy once or more), and so is the policy server; what is tested is what become
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
