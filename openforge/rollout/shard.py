@@ -64,7 +64,12 @@ def run_shard(
     versions = [version, f"{rows[0]['environment']} {__version__}", software.pins_digest(harness.software, job.root)]
     # Two processes on one shard would take each other's attempts for lost ones and its journal away.
     claim(job.run_dir / ".locks" / "-".join(place))
-    partial = Partial(folder(job.run_dir, *place), digest(rows, versions))
+    base = folder(job.run_dir, *place)
+    for sandboxes in base.glob("*/sandboxes"):
+        # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt. First,
+        # for the folders of other inputs go next, and with them what names their processes.
+        reap(sandboxes, job.run)
+    partial = Partial(base, digest(rows, versions))
     partition = Path(partition_path("artifacts", place[0], place[1], job.iteration, int(place[3]))).parent
     zipped = partition.with_name(f"{partition.name}.zip")
     staleness = None
@@ -102,8 +107,6 @@ async def _run(
 ) -> None:
     config = job.config.rollout
     backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
-    # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
-    reap(partial.sandboxes, job.run)
     proxy = KeptProxy(
         lambda: start_proxy(
             endpoint.base_url.removesuffix("/v1"),
