@@ -1,6 +1,6 @@
-"""Kill a run again and again, at random moments and in training, type the same command again, and count what is lost.
+"""Kill a run again and again at random moments, type the same command again, and count what is lost or doubled.
 
-    python benchmarks/kills.py --kills 20 --in-training 5 --signals KILL --json kills.json
+    python benchmarks/kills.py --kills 20 --in-training 5 --in-rollouts 7 --signals KILL --json kills.json
 
 The run is config/tiny.yaml, with every real part, in a clone of its own. KILL is sent to Snakemake and to all that it
 started; TERM and INT to Snakemake alone, as a user or a scheduler does. After each death the store must open; after the
@@ -30,8 +30,9 @@ from openforge import store
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "tiny"
-# Seconds after a start within which it is killed: set-up, a server's start, and a few episodes.
-LATEST, IN_TRAINING = 30.0, 9.0
+# Seconds within which it is killed: after its start (set-up, a server's start), after a training job's (imports,
+# steps, checkpoint), after a shard's first episode began.
+LATEST = {"start": 30.0, "training": 9.0, "rollout": 2.0}
 
 
 def clone(root: Path) -> None:
@@ -86,15 +87,23 @@ def kill(root: Path, child: subprocess.Popen[bytes], sign: signal.Signals) -> No
     child.wait(120)
 
 
-def wait_for_training(root: Path, child: subprocess.Popen[bytes]) -> bool:
-    """Whether a training job runs before the command ends."""
-    while child.poll() is None:
-        for pid in started_by(root):
-            with contextlib.suppress(OSError):
-                if b"openforge.train.epoch" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return True
+def wait_for(moment: str, root: Path, child: subprocess.Popen[bytes]) -> None:
+    """Wait until a training job runs, or a shard's episodes do, or the command ends."""
+    while child.poll() is None and moment != "start":
+        if moment == "training" and any(b"openforge.train.epoch" in line for line in command_lines(root)):
+            return
+        records = root.glob(f"results/{RUN}/partial/*/*/*/episodes.jsonl")
+        if moment == "rollout" and any(f.stat().st_size for f in records):
+            return
         time.sleep(0.1)
-    return False
+
+
+def command_lines(root: Path) -> list[bytes]:
+    lines = []
+    for pid in started_by(root):
+        with contextlib.suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return lines
 
 
 def store_opens(root: Path) -> bool:
@@ -146,13 +155,16 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kills", type=int, default=20)
     p.add_argument("--in-training", type=int, default=5, help="how many of them while a training job runs")
+    p.add_argument("--in-rollouts", type=int, default=7, help="how many of them while episodes run")
     p.add_argument("--signals", nargs="+", default=["KILL"], choices=["KILL", "TERM", "INT"])
     p.add_argument("--iterations", type=int, default=2, help="at least; one is added when the run ends too early")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", type=Path, required=True)
     args = p.parse_args()
     draw = random.Random(args.seed)
-    in_training = set(draw.sample(range(args.kills), min(args.in_training, args.kills)))
+    moments = ["training"] * args.in_training + ["rollout"] * args.in_rollouts
+    moments += ["start"] * (args.kills - len(moments))
+    draw.shuffle(moments)
     deaths: list[dict[str, Any]] = []
     iterations, begun = args.iterations, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
@@ -163,9 +175,8 @@ def main() -> int:
             n = len(deaths)
             sign = signal.Signals[f"SIG{args.signals[n % len(args.signals)]}"]
             child = start(root, iterations, log)
-            if n in in_training:
-                wait_for_training(root, child)
-            delay = draw.uniform(0, IN_TRAINING if n in in_training else LATEST)
+            wait_for(moments[n], root, child)
+            delay = draw.uniform(0, LATEST[moments[n]])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(delay)
             if child.poll() is not None:
@@ -178,7 +189,7 @@ def main() -> int:
             deaths.append(
                 {
                     "signal": sign.name,
-                    "in_training": n in in_training,
+                    "moment": moments[n],
                     "after_s": round(delay, 1),
                     "exit": child.returncode,
                     "store_opens": store_opens(root),

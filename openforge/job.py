@@ -27,6 +27,8 @@ class Job:
     Attributes:
         run_dir: results/<run>, absolute.
         part: purpose, cell, iteration and shard of the job's wildcards, where it has them.
+        attempt: the executor's count of this job, from 1; not an episode's.
+        retries: how often the executor may start it again (`retries` of a profile).
     """
 
     stage: str
@@ -36,6 +38,13 @@ class Job:
     config: typed.RunConfig | typed.EvalConfig
     part: dict[str, str]
     log: TextIO
+    attempt: int = 1
+    retries: int = 0
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether the executor will not start this job again."""
+        return self.attempt > self.retries
 
     @property
     def iteration(self) -> int | None:
@@ -78,7 +87,9 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
     with open(log_path, "w") as log:
         try:
             config = typed.load(run, root, snakemake.config).config
-            one = Job(stage, run, root, root / "results" / run, config, wildcards, log)
+            attempt = int(snakemake.resources.get("attempt", 1))
+            retries = int(os.environ.get("OPENFORGE_RETRIES", "0"))
+            one = Job(stage, run, root, root / "results" / run, config, wildcards, log, attempt, retries)
             yield one
             clock.check_inputs(snakemake.input, one.run_dir.parent)
         except (KeyboardInterrupt, asyncio.CancelledError):

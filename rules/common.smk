@@ -126,6 +126,17 @@ def shard_files(table):
     return files
 
 
+def attempt_of(wildcards, attempt):
+    """The executor's count of a job's attempts, for its script, beside how many more there may be.
+
+    Only the command that a person types knows the `retries` of its profile: it starts its jobs with none of their own.
+    """
+    os.environ.setdefault(
+        "OPENFORGE_RETRIES", str(workflow.execution_settings.retries)
+    )
+    return attempt
+
+
 def marker(run, k):
     return f"results/{run}/checkpoints/{k:04d}/checkpoint.json"
 

@@ -11,5 +11,7 @@ rule rollout:
         "logs/{run}/rollout-{purpose}-{cell}-{k}-{shard}.log",
     # Sampling uses every core there is: on one machine nothing heavy runs beside it.
     threads: workflow.cores or 1
+    resources:
+        attempt=attempt_of,
     script:
         "../scripts/rollout.py"

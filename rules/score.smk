@@ -5,5 +5,7 @@ rule score:
         "results/{run}/scores/purpose={purpose}/cell={cell}/iteration={k}/scores.parquet",
     log:
         "logs/{run}/score-{purpose}-{cell}-{k}.log",
+    resources:
+        attempt=attempt_of,
     script:
         "../scripts/score.py"

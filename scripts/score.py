@@ -1,10 +1,23 @@
 """Rewards of an iteration or evaluation, and its quorum."""
 
+from pathlib import Path
+
 from openforge import score, tables
 from openforge.job import job
+from openforge.rollout import reopen
 
 with job("score", snakemake) as j:  # noqa: F821
-    episodes = tables.read_rows(list(snakemake.input), tables.EPISODES)  # noqa: F821
+    files = [Path(f) for f in snakemake.input]  # noqa: F821
+    episodes = tables.read_rows(files, tables.EPISODES)
     rows = score.score_all(episodes)
-    j.say(score.check_quorum(episodes, rows, j.config.rollout.quorum))
+    try:
+        j.say(score.check_quorum(episodes, rows, j.config.rollout.quorum))
+    except score.QuorumError as e:
+        # Not before the executor's last attempt: the others read these files.
+        again = reopen.reopen(j.run_dir, files) if j.last_attempt else 0
+        if again:
+            raise score.QuorumError(f"{e}. The same command runs the {again} failed rollouts once more") from None
+        raise
+    # First: a kill in between costs nothing, and leaves nothing.
+    reopen.settle(j.run_dir, files)
     tables.write_table(snakemake.output[0], tables.SCORES, rows)  # noqa: F821

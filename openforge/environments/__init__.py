@@ -41,6 +41,7 @@ class EnvCallResult:
         status: an end of `openforge.rollout.status.ENDS`.
         message: one sentence on an end that is not `completed`.
         harness_exit: exit code of the harness, None if it was killed or never ran.
+        verifier_exit: exit code of the verifier, None if it was killed or never ran.
         verifier_output: the verifier's JSON line, None if it gave none.
         seconds: seconds of the phases that were reached: setup, agent, verify.
         harness_log: the end of what the harness printed.
@@ -51,6 +52,7 @@ class EnvCallResult:
     status: str = "setup_failed"
     message: str | None = None
     harness_exit: int | None = None
+    verifier_exit: int | None = None
     harness_version: str | None = None
     verifier_output: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -7,6 +7,10 @@ is gone (a forked child may hold the connection open). Leases of one policy are 
 until they are gone, in order of arrival. The keeper ends, and its server with it, when all its owners are gone
 and no lease is left. It is one thread that watches everything between blocking steps, so that no two of its
 decisions can race.
+
+A server that dies or hangs under a lease is started again on its port, with its key and its policy: whoever talks to
+it need not know. A job that holds a lease says when its work gets on; after RESTARTS restarts without such a word the
+leases are told and end.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +31,15 @@ import psutil
 from openforge.config import Server as ServerConfig
 from openforge.policy import process
 from openforge.policy.probe import PolicyMismatch
-from openforge.policy.server import Server, ServerError
+from openforge.policy.server import HEARTBEAT_SECONDS, Server, ServerError, last_lines
 from openforge.policy.state import Place, places, send
 from openforge.software import SoftwareMissing
 
 TICK = 0.25
 REMIND = 30.0
+RESTARTS = 3  # of a server within a lease and without progress
+WATCH_SECONDS = 2.0  # between looks at a leased server's health
+BEAT_SECONDS = 15.0  # between an answered heartbeat and the next
 
 
 class _Abandoned(Exception):
@@ -53,6 +61,26 @@ class Client:
     told_at: float = field(default_factory=time.monotonic)
 
 
+class Heartbeat:
+    """Asks a leased server for one token from time to time, in a thread: the answer of one that hangs never comes."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.stopped = False  # the server hangs
+        self._next = time.monotonic() + BEAT_SECONDS
+        self._thread: threading.Thread | None = None
+
+    def turn(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread, self._next = None, time.monotonic() + BEAT_SECONDS
+        if self._thread is None and time.monotonic() >= self._next:
+            self._thread = threading.Thread(target=self._beat, daemon=True)
+            self._thread.start()
+
+    def _beat(self) -> None:
+        self.stopped = not self.server.heartbeat(HEARTBEAT_SECONDS)
+
+
 class Keeper:
     def __init__(self, cfg: ServerConfig, place: Place, root: Path) -> None:
         self.cfg, self.place, self.root = cfg, place, root
@@ -62,6 +90,9 @@ class Keeper:
         self.clients: list[Client] = []
         self.ending = False
         self.born = time.monotonic()
+        self.restarts = 0
+        self.beat: Heartbeat | None = None
+        self._look_at = 0.0
         self.listener = place.listen()
         self.listener.setblocking(False)
         self.selector = selectors.DefaultSelector()
@@ -73,6 +104,7 @@ class Keeper:
         try:
             while not self._over():
                 self._turn(TICK)
+                self._watch()
                 self._grant()
         finally:
             # First the socket: a job that comes now finds no keeper, and waits for this one's end.
@@ -127,6 +159,8 @@ class Keeper:
             client.policy, client.version = Path(message["policy"]), message["version"]
             client.state = "waiting"
             self.owners.add(process.parse(message["owner"]))
+        elif message["op"] == "progress":
+            self.restarts = 0
         elif message["op"] == "end":
             self.ending = True
         elif message["op"] == "make_room":
@@ -152,6 +186,53 @@ class Keeper:
             self.clients.remove(client)
             self.selector.unregister(client.sock)
             client.sock.close()
+
+    # ---- the leased server ---------------------------------------------------------------------------------
+    def _leased(self) -> list[Client]:
+        return [c for c in self.clients if c.state == "leased"]
+
+    def _watch(self) -> None:
+        """Restart a leased server that died or hangs."""
+        if self.server is None or not self._leased():
+            self.beat, self.restarts = None, 0
+            return
+        if self.beat is None or self.beat.server is not self.server:
+            self.beat = Heartbeat(self.server)
+        self.beat.turn()
+        if self.beat.stopped:
+            self._revive(f"it hangs: one token was not sampled within {HEARTBEAT_SECONDS:g} s")
+        elif time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + WATCH_SECONDS
+            fault = self.server.fault()
+            if fault is not None:
+                self._revive(fault)
+
+    def _revive(self, why: str) -> None:
+        """Start the server again as it was; without progress since RESTARTS restarts, give its leases up."""
+        server, leased = self.server, self._leased()
+        assert server is not None
+        at = (server.port, server.api_key)
+        while self.restarts < RESTARTS:
+            self.restarts += 1
+            print(f"the policy server is started again ({self.restarts}): {why}", flush=True)
+            for client in leased:
+                self._tell(client, {"restart": why})
+            self._stop()
+            try:
+                self.server = self._start(leased[0], at)
+                return
+            except ServerError as e:
+                why = str(e)
+            except (PolicyMismatch, SoftwareMissing, OSError) as e:
+                why = f"it cannot be started again: {e}"
+                break
+        end = "" if last_lines(self.place.log) in why else last_lines(self.place.log)
+        said = f"the policy server was lost after {self.restarts} restarts without progress: {why}{end}"
+        self._stop()
+        self.restarts = 0
+        for client in self._leased():
+            self._tell(client, {"lost": said})
+            self._drop(client)
 
     # ---- leases --------------------------------------------------------------------------------------------
     def _grant(self) -> None:
@@ -183,24 +264,30 @@ class Keeper:
 
     def _ready(self, client: Client) -> Server:
         """The server, with the client's policy."""
-        if self.server is not None and not self.server.healthy():
+        # Under a lease `_watch` restarts it; without one nobody knows its port.
+        if self.server is not None and not self._leased() and not self.server.healthy():
             print(f"the policy server is dead or ill; {client.job} starts it anew", flush=True)
             self._stop()
         if self.server is None:
             self._wait(client, "the policy server starts")
             self._make_room(client)
-            self.server = Server.start(
-                self.cfg,
-                client.policy,
-                client.version,
-                log=self.place.log,
-                root=self.root,
-                started=lambda s: self.place.write(self.me, s.identity),
-                waiting=self._while_starting,
-            )
+            self.restarts = 0
+            self.server = self._start(client, None)
         elif self.server.version != client.version:
             self.server.swap(client.policy, client.version)
         return self.server
+
+    def _start(self, client: Client, at: tuple[int, str] | None) -> Server:
+        return Server.start(
+            self.cfg,
+            client.policy,
+            client.version,
+            log=self.place.log,
+            root=self.root,
+            at=at,
+            started=lambda s: self.place.write(self.me, s.identity),
+            waiting=self._while_starting,
+        )
 
     def _while_starting(self) -> None:
         self._turn(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from openforge.policy.probe import PolicyMismatch
 from openforge.policy.server import MODEL, ServerError, last_lines
 from openforge.policy.state import Place, send, server_key, sweep
 
-__all__ = ["Endpoint", "PolicyMismatch", "ServerError", "lease"]
+__all__ = ["Endpoint", "Link", "PolicyMismatch", "ServerError", "lease"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Endpoint:
         model: the name to ask for.
         context_window: tokens of prompt and response together.
         policy_version: iteration@sha256 of the weights, or the version given for a foreign endpoint.
+        link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
     """
 
     base_url: str
@@ -44,6 +47,33 @@ class Endpoint:
     model: str
     context_window: int
     policy_version: str
+    link: Link | None = field(default=None, compare=False)
+
+
+class Link:
+    """What a lease and its keeper tell each other while it lasts."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def progress(self) -> None:
+        """The job's work gets on: the server's restarts so far are forgiven."""
+        # A keeper that is gone is said by `listen`.
+        with contextlib.suppress(OSError):
+            send(self._sock, {"op": "progress"})
+
+    async def listen(self, restarting: Callable[[str], None]) -> str:
+        """Wait until the server is lost; why. `restarting` is called with why whenever it is started again."""
+        loop, rest = asyncio.get_running_loop(), b""
+        self._sock.setblocking(False)
+        while data := await loop.sock_recv(self._sock, 65536):
+            *lines, rest = (rest + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "lost" in message:
+                    return str(message["lost"])
+                if "restart" in message:
+                    restarting(message["restart"])
+        return "the keeper of the policy server is gone, and the server with it"
 
 
 def _report(line: str) -> None:
@@ -101,7 +131,7 @@ def lease(
     base_url = f"http://127.0.0.1:{answer['port']}/v1"
     try:
         with sock:
-            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version)
+            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, Link(sock))
     finally:
         if not cfg.warm:
             _end(place)
@@ -145,8 +175,8 @@ def _ask(
 def _answer(sock: socket.socket, progress: Callable[[str], None]) -> dict[str, Any] | None:
     """The keeper's answer to a lease request; None if the connection ended without one."""
     told = None
-    # Buffered reading takes nothing away: the keeper says nothing after its answer.
-    with sock.makefile("rb") as lines:
+    # Unbuffered: what the keeper says after its answer is the lease holder's to read.
+    with sock.makefile("rb", buffering=0) as lines:
         for line in lines:
             message: dict[str, Any] = json.loads(line)
             if "error" in message:

@@ -27,6 +27,9 @@ from openforge.policy.probe import compare, read_probe
 
 MODEL = "policy"
 PORTS = range(20000, 32768)
+PORT_TRIES = 3
+HEARTBEAT_SECONDS = 120.0
+_PORT_TAKEN = "address already in use"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -160,6 +163,7 @@ class Server:
         *,
         log: Path,
         root: Path | None = None,
+        at: tuple[int, str] | None = None,
         started: Callable[[Server], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> Server:
@@ -169,6 +173,8 @@ class Server:
 
         Args:
             log: its output is appended here.
+            at: port and API key of a dead server that this one replaces; else a free port, another one where vLLM
+                finds it taken when it binds it, and a new key.
             started: called with the server as soon as its process exists.
             waiting: called several times a second until it is healthy; what it raises ends the start.
 
@@ -176,7 +182,30 @@ class Server:
             ServerError: it died or was not healthy in time; with the last lines of its log.
             PolicyMismatch: it serves other weights than the folder's.
         """
-        port, api_key = free_port(), secrets.token_hex(16)
+        for left in reversed(range(PORT_TRIES)):
+            port, api_key = at or (free_port(), secrets.token_hex(16))
+            begin = log.stat().st_size if log.exists() else 0
+            try:
+                return cls._start(cfg, policy, version, log, root, port, api_key, started, waiting)
+            except ServerError:
+                # vLLM binds it seconds after it was found free.
+                if not left or _PORT_TAKEN not in _text(log, begin).lower():
+                    raise
+        raise AssertionError("unreachable")
+
+    @classmethod
+    def _start(
+        cls,
+        cfg: ServerConfig,
+        policy: Path,
+        version: str,
+        log: Path,
+        root: Path | None,
+        port: int,
+        api_key: str,
+        started: Callable[[Server], None],
+        waiting: Callable[[], None],
+    ) -> Server:
         python = software.python_of(f"serve-{cfg.device}", root)
         argv, env = command(cfg, policy.resolve(), port, python, api_key=api_key, root=root)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +238,8 @@ class Server:
         deadline = time.monotonic() + self.cfg.start_seconds
         # A dead server looks like a slow one over HTTP: watch the process too.
         while self._child.poll() is None:
-            if self.healthy():
+            # Short: a stranger on a port that vLLM is about to find taken may never answer.
+            if self.healthy(seconds=2):
                 return
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -220,12 +250,42 @@ class Server:
             time.sleep(0.1)
         raise ServerError(f"the policy server died (exit code {self._child.returncode}){last_lines(self.log)}")
 
-    def healthy(self) -> bool:
-        """Whether the process lives and /health answers 200 within 10 s."""
+    def healthy(self, seconds: float = 10) -> bool:
+        """Whether the process lives and /health answers 200 within `seconds`."""
         try:
-            return self._child.poll() is None and self._http.get("/health", timeout=10).status_code == 200
+            return self._child.poll() is None and self._http.get("/health", timeout=seconds).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def fault(self) -> str | None:
+        """Why the server cannot answer any more: its process ended, or /health says so; None while neither does.
+
+        One that is only slow to say it is no fault: `heartbeat` tells whether it hangs.
+        """
+        code = self._child.poll()
+        if code is not None:
+            return f"it died (exit code {code})"
+        try:
+            status = self._http.get("/health", timeout=5).status_code
+        except httpx.TimeoutException:
+            return None
+        except httpx.HTTPError as e:
+            return f"it does not take connections ({e!r})"
+        return None if status == 200 else f"its engine is dead (/health answered {status})"
+
+    def heartbeat(self, seconds: float = HEARTBEAT_SECONDS) -> bool:
+        """Whether the engine samples one token within `seconds`: /health answers 200 while it hangs.
+
+        For a thread of its own.
+        """
+        body = {"model": MODEL, "prompt": ".", "max_tokens": 1}
+        url, headers = f"http://127.0.0.1:{self.port}/v1/completions", {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            return httpx.post(url, json=body, headers=headers, timeout=seconds, trust_env=False).status_code == 200
+        except httpx.TimeoutException:
+            return False
+        except httpx.HTTPError:
+            return True  # a dead server, which `fault` names, hangs no more
 
     def swap(self, policy: Path, version: str) -> None:
         """Serve the weights of `policy` from now on, after the requests in flight; checked by the probe.
@@ -282,6 +342,12 @@ class Server:
 def _die_with_parent() -> None:
     # Whoever starts the server may be killed -9; the kernel then ends the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _text(log: Path, begin: int) -> str:
+    with open(log, "rb") as f:
+        f.seek(begin)
+        return f.read().decode(errors="replace")
 
 
 def last_lines(log: Path, n: int = 12) -> str:

@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--fsync", type=float, metavar="SECONDS", help="fsync the journal in groups, this often")
     p.add_argument("--status-seconds", type=float, default=10.0, help="a stream's status line waits so long")
     p.add_argument("--alive-seconds", type=float, default=5.0, help="time between a stream's keep-alives")
+    p.add_argument("--patience-seconds", type=float, default=10.0, help="silence that puts the policy server in doubt")
+    p.add_argument("--probe-seconds", type=float, default=20.0, help="it must then sample one token within these")
     p.add_argument("--parent", type=int, metavar="PID", help="end when this process, our parent, is gone")
     return p
 
@@ -51,7 +53,8 @@ async def serve(args: argparse.Namespace) -> None:
     paths = [args.control, door_of(args.control)]
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as client:
         key = args.upstream_key or os.environ.get("OPENFORGE_UPSTREAM_KEY")
-        control = Control(gate, journal, Upstream(args.upstream, key, client), args.model)
+        upstream = Upstream(args.upstream, key, client, args.patience_seconds, args.probe_seconds)
+        control = Control(gate, journal, upstream, args.model)
         sockets = [unix_listener(path) for path in paths]
         runner = web.AppRunner(control.app(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,15 @@ class Proxy:
             told = reply.decode(errors="replace").strip() or "no reply"
             raise ProxyError(f"the listener of session {episode_id} was not taken over: {told}")
 
+    @property
+    def dead(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.returncode is not None
+
+    async def died(self) -> None:
+        """Return when its process has ended."""
+        await self.process.wait()
+
     async def stop(self) -> None:
         """End the process; its journal stays. Safe to call twice."""
         await self._http.close()
@@ -140,6 +149,8 @@ class Proxy:
             shutil.rmtree(self._own, ignore_errors=True)
 
     async def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
+        if self._http.closed:
+            raise ProxyError(f"the recording proxy (pid {self.pid}) is dead; its log is {self.log}")
         try:
             async with self._http.request(method, f"http://proxy{path}", json=body) as r:
                 raw = await r.read()
@@ -158,6 +169,33 @@ class Proxy:
         return got
 
 
+class KeptProxy:
+    """The proxy of a rollout job, started again by whoever asks for it when it is dead."""
+
+    def __init__(self, start: Callable[[], Awaitable[Proxy]]) -> None:
+        self._start = start
+        self._proxy: Proxy | None = None
+        self._starting = asyncio.Lock()
+
+    async def get(self) -> Proxy:
+        """A living proxy.
+
+        Raises:
+            ProxyError: none can be started.
+        """
+        async with self._starting:
+            if self._proxy is not None and self._proxy.dead:
+                await self.stop()
+            if self._proxy is None:
+                self._proxy = await self._start()
+            return self._proxy
+
+    async def stop(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.stop()
+            self._proxy = None
+
+
 async def start_proxy(
     upstream: str,
     journal: Path,
@@ -169,6 +207,8 @@ async def start_proxy(
     fsync_seconds: float | None = None,
     status_seconds: float | None = None,
     alive_seconds: float | None = None,
+    patience_seconds: float | None = None,
+    probe_seconds: float | None = None,
 ) -> Proxy:
     """Start `python -m openforge.proxy` and wait until it listens. It ends with this process.
 
@@ -193,6 +233,8 @@ async def start_proxy(
         "--fsync": fsync_seconds,
         "--status-seconds": status_seconds,
         "--alive-seconds": alive_seconds,
+        "--patience-seconds": patience_seconds,
+        "--probe-seconds": probe_seconds,
         "--parent": os.getpid(),
     }
     command = [sys.executable, "-m", "openforge.proxy"]

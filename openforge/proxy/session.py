@@ -86,6 +86,20 @@ class Generation:
 
 
 @dataclass
+class Wait:
+    """A call that has no answer yet, or that its client gave up.
+
+    Attributes:
+        begun, ended: time.monotonic(); `ended` is None while the call is asked.
+        trouble: what the latest try failed with, None while none did.
+    """
+
+    begun: float
+    ended: float | None = None
+    trouble: str | None = None
+
+
+@dataclass
 class Session:
     """State of an open or sealed session. All methods run on the server's event loop."""
 
@@ -103,7 +117,8 @@ class Session:
     _arrivals: int = 0
     _latest: dict[str, Generation] = field(default_factory=dict)
     _running: set[asyncio.Task[Call]] = field(default_factory=set)
-    _trouble: dict[int, str] = field(default_factory=dict)
+    _waits: dict[int, Wait] = field(default_factory=dict)
+    _outage: float = 0.0
     _places: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -181,11 +196,13 @@ class Session:
         most = self._max_tokens(request)
         body = payload(request, self.config.model, self.config.sampling, most)
         begun = time.monotonic()
+        wait = self._waits[call] = Wait(begun)
         try:
             answer = await self.upstream.complete(
-                body, self.deadline, self.config.context_window, partial(self._trouble.__setitem__, call)
+                body, self.deadline, self.config.context_window, partial(setattr, wait, "trouble")
             )
             self.refuse_if_closed()
+            self._answered(wait)
             latency, sampling = time.monotonic() - begun, {**self.config.sampling, "max_tokens": most}
             self._record(call, request, arrived, latency, sampling, answer)
         except (PolicyFailed, JournalError) as e:
@@ -196,14 +213,23 @@ class Session:
             self._failed(call, arrived, e.message)
             raise
         except asyncio.CancelledError:
+            # Kept: a harness that is killed hangs up before its session is closed.
+            wait.ended = time.monotonic()
             self._failed(call, arrived, "the client hung up before the answer")
             raise
         finally:
-            self._trouble.pop(call, None)
+            if wait.ended is None:
+                self._waits.pop(call, None)
         used = self.response_tokens
         if answer.finish_reason == "length" and self.config.tokens is not None and used >= self.config.tokens:
             self.budget_exhausted = True
         return Call(call, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), _shown(answer, request))
+
+    def _answered(self, wait: Wait) -> None:
+        """The policy answers: what was given up before had other reasons, but the time lost to failures is lost."""
+        if wait.trouble is not None:
+            self._outage += time.monotonic() - wait.begun
+        self._waits = {call: w for call, w in self._waits.items() if w.ended is None}
 
     # ---- the record -----------------------------------------------------------------------------
     def _record(
@@ -261,9 +287,7 @@ class Session:
         if self.closed:
             return
         self.closed = True
-        for last in self._trouble.values():
-            # A harness that was killed while its call found no policy server has not simply run out of time.
-            self.policy_failed = self.policy_failed or f"the policy server was failing at the end: {last}"
+        self.policy_failed = self.policy_failed or await self._absent(harness_exited)
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -272,6 +296,23 @@ class Session:
         end = {"budget_exhausted": self.budget_exhausted, "policy_failed": self.policy_failed}
         self._write({"record": "close", "time": time.time(), "harness_exited": harness_exited, **end})
         await asyncio.gather(*running, return_exceptions=True)
+
+    async def _absent(self, harness_exited: bool) -> str | None:
+        """Why it is the policy, not the agent, that came to nothing at the end; None if it is not.
+
+        A harness that was killed while its call found no policy server has not simply run out of time.
+        """
+        for wait in self._waits.values():
+            if wait.trouble is not None:
+                return f"the policy server was failing at the end: {wait.trouble}"
+        up = self.upstream
+        if not harness_exited and self._outage >= up.patience:
+            return f"the policy server was failing for {self._outage:.0f} s of the agent's time"
+        # One that hangs takes the connection and says nothing; a slow one answers others, or at least one token.
+        waited = [(w.ended or time.monotonic()) - max(w.begun, up.answered) for w in self._waits.values()]
+        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model)) is not None:
+            return f"the policy server left a call without an answer for {max(waited):.0f} s: {told}"
+        return None
 
     def _write(self, record: Json) -> None:
         line = {"record": record["record"], "episode_id": self.config.episode_id, **record}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,14 +62,46 @@ def payload(request: Request, model: str, sampling: Json, max_tokens: int) -> Js
 
 
 class Upstream:
-    """Client of one policy server at `url` (without /v1)."""
+    """Client of one policy server at `url` (without /v1).
 
-    def __init__(self, url: str, key: str | None, client: aiohttp.ClientSession) -> None:
+    Attributes:
+        patience: seconds without any answer after which a server is in doubt.
+        probe_seconds: seconds that `probe` waits.
+        answered: time.monotonic() of the latest answer to anybody.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        client: aiohttp.ClientSession,
+        patience: float = 10.0,
+        probe_seconds: float = 20.0,
+    ) -> None:
+        self.patience, self.probe_seconds, self.answered = patience, probe_seconds, -math.inf
+        self._probing: asyncio.Task[str | None] | None = None
         self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         self._headers = {"content-type": "application/json"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._client = client
+
+    async def probe(self, model: str) -> str | None:
+        """Ask for one token: None if it comes, else what came instead. Who asks meanwhile shares the question."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe(model))
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self, model: str) -> str | None:
+        body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1, "stream": False}
+        try:
+            async with asyncio.timeout(self.probe_seconds):
+                await self._once(json.dumps(body).encode(), 0)
+        except TimeoutError:
+            return f"it did not sample one token in {self.probe_seconds:g} s"
+        except (_Transient, PolicyFailed, Refusal, aiohttp.ClientError, OSError) as e:
+            return str(e) or type(e).__name__
+        return None
 
     async def complete(self, body: Json, deadline: float, window: int, trouble: Callable[[str], None]) -> Answer:
         """Ask until there is an answer.
@@ -102,7 +135,9 @@ class Upstream:
         async with self._client.post(self.url, data=data, headers=self._headers) as r:
             raw = await r.read()
         if r.status == 200:
-            return answer(raw)
+            whole = answer(raw)
+            self.answered = time.monotonic()
+            return whole
         message = _message(raw)
         if r.status == 400 and _FULL in message:
             message = f"This model's maximum context length is {window} tokens, and the prompt fills it."

@@ -1,6 +1,7 @@
 """The rollout engine: runs the episodes of one shard, each in a sandbox of its own, through the recording proxy.
 
-An episode is one attempt of a rollout. Whatever happens to it becomes a row with a status; the shard itself succeeds.
+An episode is one attempt of a rollout. Whatever happens to it becomes a row with a status. The shard itself stops only
+when no episode could go well: a full disk, or no policy server or proxy to be had.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ import asyncio
 import contextlib
 import json
 import secrets
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from openforge import environments, harnesses, tables
 from openforge.environments import EnvCallResult, verdict
 from openforge.policy.lease import Endpoint
-from openforge.proxy import journal, lineage
-from openforge.proxy.client import Proxy, ProxyError, Summary
+from openforge.proxy.client import KeptProxy, Proxy, ProxyError, Summary
+from openforge.rollout.gate import Gate
+from openforge.rollout.machine import Machine
 from openforge.rollout.partial import Partial
 from openforge.rollout.progress import Progress
+from openforge.rollout.rows import Book
 from openforge.rollout.status import ENDS
 from openforge.sandboxes import LocalBackend, Sandbox, SandboxError, SandboxLost
 
-# Between attempts of a rollout whose infrastructure failed: seconds, doubled each time.
+# Before another attempt of a rollout whose infrastructure failed: seconds, doubled each time.
 BACK_OFF = 1.0
 # Seconds that the policy may be asked beyond the agent's own time.
 POLICY_GRACE = 60.0
@@ -38,56 +39,83 @@ class Shard:
     """What the episodes of one shard share.
 
     Attributes:
-        staleness: (k-1) - b(k) of a training shard, None in evaluation.
+        book: the shard's rollout rows, and what its episode rows say.
+        proxy: the recording proxy; another one takes its place when it dies.
+        gate: shut while the policy server does not answer.
+        machine: its disk and memory.
         harness: the shard's harness, already warm; one group and one shard have one harness.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    book: Book
     partial: Partial
-    proxy: Proxy
+    proxy: KeptProxy
     endpoint: Endpoint
+    gate: Gate
+    machine: Machine
     backend: LocalBackend
     harness: harnesses.Harness
     concurrency: int
     attempts: int
     keep_artifacts: int
-    staleness: int | None
     progress: Progress
 
     async def run(self) -> None:
-        """Run every rollout that has not ended, `concurrency` at a time, in table order."""
-        todo = [r for r in self.rows if not self._finished(r["rollout_id"])]
-        self.progress.skip(len(self.rows) - len(todo))
-        gate = asyncio.Semaphore(self.concurrency)
-        reporter = asyncio.create_task(self.progress.report())
+        """Run every rollout that has not ended, `concurrency` at a time, in table order.
+
+        Raises:
+            ExceptionGroup: of what stops a shard (a full disk, a policy server or proxy that is gone for good). What
+                has ended is kept; what was running counts as interrupted, and is run once more by the next command.
+        """
+        self.machine.check()
+        todo = [r for r in self.book.rows if not self._finished(r["rollout_id"])]
+        self.progress.skip(len(self.book.rows) - len(todo))
         try:
             async with asyncio.TaskGroup() as group:
-                for row in todo:
-                    # Acquired here and released by the task: rollouts start in table order.
-                    await gate.acquire()
-                    task = group.create_task(self._rollout(row))
-                    task.add_done_callback(lambda _: gate.release())
-        finally:
-            reporter.cancel()
+                watches = (self.progress.report(), self.machine.watch(), self.gate.watch())
+                tasks = [group.create_task(w) for w in watches]
+                await self._all(todo)
+                for task in tasks:
+                    task.cancel()
+        except Exception as e:
+            self.partial.stop(str(innermost(e)))
+            raise
+
+    async def _all(self, todo: Sequence[Mapping[str, Any]]) -> None:
+        free = asyncio.Semaphore(self.concurrency)
+        async with asyncio.TaskGroup() as group:
+            for row in todo:
+                # Acquired here and released by the task: rollouts start in table order.
+                await free.acquire()
+                task = group.create_task(self._rollout(row))
+                task.add_done_callback(lambda _: free.release())
 
     def _finished(self, rollout_id: str) -> bool:
         """Whether a rollout has an end that is not to be retried, or no attempt left."""
         ended = self.partial.ended.get(rollout_id, [])
-        return bool(ended) and (not ENDS[ended[-1]["status"]].retried or len(ended) >= self.attempts)
+        used = len(ended) - self.partial.forgiven.get(rollout_id, 0)
+        return bool(ended) and (not ENDS[ended[-1]["status"]].retried or used >= self.attempts)
 
     async def _rollout(self, row: Mapping[str, Any]) -> None:
         self.progress.running += 1
+        back_off = BACK_OFF
         try:
             while True:
+                await self.gate.passed()
+                proxy = await self.proxy.get()
                 attempt = self.partial.next_attempt(row["rollout_id"])
                 started = datetime.now(UTC)
                 self.partial.start(row["rollout_id"], attempt, started)
-                episode = await self._episode(row, attempt, started)
+                episode = await self._episode(row, proxy, attempt, started)
                 self.partial.end(episode)
+                if episode["status"] == "policy_failed":
+                    self.gate.doubt()
+                else:
+                    self.gate.progress()
                 if self._finished(row["rollout_id"]):
                     break
                 self.progress.retried += 1
-                await asyncio.sleep(BACK_OFF * 2 ** len(self.partial.ended[row["rollout_id"]]))
+                await asyncio.sleep(back_off)
+                back_off *= 2
         finally:
             self.progress.running -= 1
         reward = None
@@ -95,13 +123,16 @@ class Shard:
             reward = verdict.parse(episode["verifier_output"]).score
         self.progress.ended(reward, episode["response_tokens"])
 
-    async def _episode(self, row: Mapping[str, Any], attempt: int, started: datetime) -> dict[str, Any]:
-        """One attempt: sandbox, session, environment, evidence. Never raises for what befalls the episode."""
-        episode_id = tables.episode_id(row["rollout_id"], attempt)
-        out = self._row(row, episode_id, attempt, started)
-        clock = time.monotonic()
+    async def _episode(self, row: Mapping[str, Any], proxy: Proxy, attempt: int, started: datetime) -> dict[str, Any]:
+        """One attempt: sandbox, session, environment, evidence. Never raises for what befalls the episode alone.
+
+        Raises:
+            DiskFull: a file system was full meanwhile: nothing that was written then can be trusted.
+        """
+        out = self.book.row(row, attempt, started)
+        episode_id, clock, mark = out["episode_id"], time.monotonic(), self.machine.mark()
         sandbox = None
-        session = Session(self.proxy, episode_id)
+        session = Session(proxy, episode_id)
         try:
             sandbox = await self.backend.create(episode_id, network=row["network"], binds=self.harness.binds())
             # The harness process lives where its commands run: what one can reach, the other can.
@@ -111,7 +142,7 @@ class Shard:
             out["isolation"] = f"commands and harness: {sandbox.isolation}; reach: {reach}"
             out["network"] = sandbox.network
             secret = secrets.token_urlsafe(24)
-            await self.proxy.open_session(
+            await proxy.open_session(
                 episode_id,
                 secret=secret,
                 sampling=row["sampling"],
@@ -123,10 +154,10 @@ class Shard:
                 context_window=self.endpoint.context_window,
             )
             session.opened = True
-            base_url = await sandbox.route(self.proxy)
+            base_url = await sandbox.route(proxy)
             out["seconds"]["setup"] = time.monotonic() - clock
             env = environments.create_env(row["environment"], sandbox)
-            result = await env.run(
+            run = env.run(
                 task=row,
                 llm_args=environments.llm_args(base_url, secret, self.endpoint.model, self.endpoint.context_window),
                 harness=self.harness,
@@ -134,7 +165,11 @@ class Shard:
                 limits=row["limits"],
                 session=session.close,
             )
+            result = await while_alive(proxy, run)
             self._fill(out, result)
+            if self.machine.short_of_memory(mark, result.harness_exit, result.verifier_exit):
+                out["status"], out["message"] = "sandbox_lost", "killed by the kernel for lack of memory"
+                out["verifier_output"] = None
             if attempt == 0 and self._kept(row):
                 out["artifacts"] = self._keep(result, episode_id)
         except SandboxLost as e:
@@ -146,7 +181,10 @@ class Shard:
         except (OSError, harnesses.HarnessError) as e:
             out["status"], out["message"] = "setup_failed", f"{type(e).__name__}: {e}"
         finally:
+            # Before the sandbox's files go: they may be what fills the disk.
+            self.machine.look()
             await self._shut(session, sandbox)
+        self.machine.check(mark)
         if session.summary is not None:
             out["turns"] = session.summary.turns
             out["prompt_tokens"] = session.summary.prompt_tokens
@@ -164,51 +202,12 @@ class Shard:
                 await sandbox.delete()
 
     def _kept(self, row: Mapping[str, Any]) -> bool:
-        return any(row["rollout_id"] == r["rollout_id"] for r in self.rows[: self.keep_artifacts])
+        return any(row["rollout_id"] == r["rollout_id"] for r in self.book.rows[: self.keep_artifacts])
 
     def _keep(self, result: EnvCallResult, episode_id: str) -> str:
-        """Keep the harness's log of an early episode; the path below results/<run>/."""
-        name = f"{episode_id}.log"
-        tables.write_beside(self.partial.artifacts / name, result.harness_log)
-        return f"artifacts/{name}"
-
-    def _row(self, row: Mapping[str, Any], episode_id: str, attempt: int, started: datetime) -> dict[str, Any]:
-        """The episode row as far as it is known before anything ran."""
-        same = (
-            "rollout_id",
-            "group_id",
-            "task_id",
-            "purpose",
-            "cell",
-            "iteration",
-            "benchmark",
-            "split",
-            "sample",
-        )
-        return {k: row[k] for k in same} | {
-            "episode_id": episode_id,
-            "kind": row["tags"][0] if row["tags"] else None,
-            "attempt": attempt,
-            "final": False,
-            "staleness": self.staleness,
-            "harness": row["harness"],
-            "harness_version": self.harness.version,
-            "image_digest": "host",
-            "verifier_version": row["verifier"]["version"],
-            "isolation": "none reached",
-            "network": row["network"],
-            "policy_version": self.endpoint.policy_version,
-            "status": "setup_failed",
-            "message": None,
-            "harness_exit": None,
-            "verifier_output": None,
-            "turns": 0,
-            "prompt_tokens": 0,
-            "response_tokens": 0,
-            "seconds": dict.fromkeys(("queue", "setup", "agent", "verify", "total")),
-            "started": started,
-            "artifacts": None,
-        }
+        """Keep the harness's log of an early episode; where it will be found."""
+        tables.write_beside(self.partial.artifacts / f"{episode_id}.log", result.harness_log)
+        return self.book.member(episode_id)
 
     def _fill(self, out: dict[str, Any], result: EnvCallResult) -> None:
         out["status"], out["message"] = result.status, result.message
@@ -216,18 +215,6 @@ class Shard:
         out["harness_version"] = result.harness_version or out["harness_version"]
         setup = out["seconds"]["setup"] + result.seconds.pop("setup", 0.0)
         out["seconds"] |= result.seconds | {"setup": setup}
-
-    def interrupted(self) -> list[dict[str, Any]]:
-        """Rows of attempts that an earlier process of this shard started and did not live to end."""
-        by_id = {r["rollout_id"]: r for r in self.rows}
-        lost = []
-        for rollout_id, attempts in self.partial.open.items():
-            for record in attempts:
-                episode = tables.episode_id(rollout_id, record["attempt"])
-                started = datetime.fromisoformat(record["started"])
-                row = self._row(by_id[rollout_id], episode, record["attempt"], started)
-                lost.append(row | {"status": "sandbox_lost", "message": "the shard's job died under this attempt"})
-        return lost
 
 
 class Session:
@@ -244,30 +231,26 @@ class Session:
         return self.summary
 
 
-def finish(shard: Shard, run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Episode, call and blob rows of a whole shard, from its partial folder.
+async def while_alive(proxy: Proxy, run: Coroutine[Any, Any, EnvCallResult]) -> EnvCallResult:
+    """An episode's result, as long as its proxy lives.
 
-    Exactly one attempt a rollout is final: its last one.
+    Raises:
+        ProxyError: the proxy died under it; the episode was ended.
     """
-    episodes = []
-    for attempts in shard.partial.ended.values():
-        for i, row in enumerate(sorted(attempts, key=lambda r: int(r["attempt"]))):
-            episodes.append(row | {"final": i == len(attempts) - 1})
-    order = {r["rollout_id"]: i for i, r in enumerate(shard.rows)}
-    episodes += shard.interrupted()
-    episodes.sort(key=lambda r: (order[r["rollout_id"]], r["attempt"]))
-    by_episode: dict[str, list[dict[str, Any]]] = {}
-    for record in journal.read(shard.partial.journal):
-        by_episode.setdefault(record["episode_id"], []).append(record)
-    calls: list[dict[str, Any]] = []
-    blobs: dict[str, dict[str, Any]] = {}
-    for row in episodes:
-        more, content = lineage.call_rows(by_episode.get(row["episode_id"], []))
-        calls += more
-        blobs |= {b["sha256"]: b for b in content}
-    kept = sorted(shard.partial.artifacts.glob("*"))
-    if kept:
-        (run_dir / "artifacts").mkdir(exist_ok=True)
-        for f in kept:
-            shutil.copyfile(f, run_dir / "artifacts" / f.name)
-    return episodes, calls, list(blobs.values())
+    episode, dead = asyncio.create_task(run), asyncio.create_task(proxy.died())
+    try:
+        await asyncio.wait((episode, dead), return_when=asyncio.FIRST_COMPLETED)
+        if not episode.done():
+            raise ProxyError(f"the recording proxy (pid {proxy.pid}) died under the episode; its log is {proxy.log}")
+        return episode.result()
+    finally:
+        for task in (episode, dead):
+            task.cancel()
+        await asyncio.gather(episode, dead, return_exceptions=True)
+
+
+def innermost(error: Exception) -> Exception:
+    """What a group of exceptions began with."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -11,12 +11,17 @@ PLAIN_EVERY, TERMINAL_EVERY = 5.0, 1.0
 
 
 class Progress:
-    """Counts of one shard, printed as a line: rewritten in place on a terminal, appended elsewhere."""
+    """Counts of one shard, printed as a line: rewritten in place on a terminal, appended elsewhere.
+
+    Attributes:
+        note: what the shard waits for, None while it does not.
+    """
 
     def __init__(self, total: int, say: Callable[[str], None]) -> None:
         self.total, self.done, self.running, self.failed, self.retried = total, 0, 0, 0, 0
         self.rewards: list[float] = []
         self.tokens = 0
+        self.note: str | None = None
         self._earlier = 0
         self._say, self._start = say, time.monotonic()
 
@@ -42,6 +47,7 @@ class Progress:
         return (
             f"{self.done}/{self.total} episodes done, {self.running} running, {self.failed} failed, "
             f"mean reward {reward}, {self.tokens / seconds:.0f} tok/s, {clock} left"
+            + (f"; {self.note}" if self.note else "")
         )
 
     async def report(self) -> None:

@@ -14,94 +14,127 @@ from openforge.config import Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
-from openforge.proxy.client import start_proxy
+from openforge.proxy.client import KeptProxy, start_proxy
 from openforge.rollout import engine
+from openforge.rollout.gate import Gate
+from openforge.rollout.machine import Machine
 from openforge.rollout.partial import Partial, claim, digest
 from openforge.rollout.progress import Progress
+from openforge.rollout.reopen import folder
+from openforge.rollout.rows import Book, archive, evidence
+from openforge.rollout.status import failed
 from openforge.sandboxes import LocalBackend, Owner, reap
+from openforge.tables import partition_path
 
 
 @dataclass(frozen=True)
 class Done:
-    """Rows of a finished shard; `partial` is removed after they are written."""
+    """Rows of a finished shard, and the progress that they were made of."""
 
     episodes: list[dict[str, Any]]
     calls: list[dict[str, Any]]
     blobs: list[dict[str, Any]]
     partial: Partial
+    archive: Path
+
+    def close(self) -> None:
+        """After the rows are written: keep the artifacts, and the progress only while a failed rollout needs it."""
+        archive(sorted(self.partial.artifacts.glob("*.log")), self.archive)
+        if any(e["final"] and failed(e["status"]) for e in self.episodes):
+            self.partial.close()
+        else:
+            self.partial.remove()
 
 
-def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job) -> Done:
+def run_shard(
+    rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job, seal: bool = False
+) -> Done:
     """Run the episodes of one shard.
 
     Args:
         rows: its rollout rows, in table order.
         policy: checkpoint folder sampled from; None where `server` is attached by URL.
         server: how the policy is served.
+        seal: run nothing; what has not ended becomes shard_lost.
     """
     cell = None if job.part["purpose"] == "train" else job.cell()
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
     harness = harnesses.get(rows[0]["harness"])
-    part = "-".join(job.part[k] for k in ("purpose", "cell", "k"))
+    place = [job.part[k] for k in ("purpose", "cell", "k", "shard")]
     versions = [version, f"{rows[0]['environment']} {__version__}", software.pins_digest(harness.software, job.root)]
     # Two processes on one shard would take each other's attempts for lost ones and its journal away.
-    claim(job.run_dir / ".locks" / f"{part}-{job.part['shard']}")
-    partial = Partial(job.run_dir / "partial" / part / job.part["shard"], digest(rows, versions))
-    with lease(
-        server,
-        policy,
-        version,
-        state_dir=job.root / ".servers",
-        job=f"{job.run} {part} shard {job.part['shard']}",
-        root=job.root,
-        progress=job.say,
-    ) as endpoint:
-        job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
-        return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None))
-
-
-async def _run(
-    rows: Sequence[Mapping[str, Any]],
-    partial: Partial,
-    endpoint: Endpoint,
-    harness: harnesses.Harness,
-    job: Job,
-    concurrency: int | None,
-) -> Done:
-    interrupts.cancel_task_on_end()
-    config = job.config.rollout
+    claim(job.run_dir / ".locks" / "-".join(place))
+    base = folder(job.run_dir, *place)
+    for sandboxes in base.glob("*/sandboxes"):
+        # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt. First,
+        # for the folders of other inputs go next, and with them what names their processes.
+        reap(sandboxes, job.run)
+    partial = Partial(base, digest(rows, versions))
+    partition = Path(partition_path("artifacts", place[0], place[1], job.iteration, int(place[3]))).parent
+    zipped = partition.with_name(f"{partition.name}.zip")
     staleness = None
     if job.part["purpose"] == "train":
         k = int(job.part["k"])
         staleness = k - 1 - max(0, k - 1 - job.train_config.lag)
+    book = Book(rows, harness.version, version, staleness, str(zipped))
+    if seal:
+        job.say("the last attempt of this shard: what has not ended is given up")
+        episodes = book.sealed(partial)
+    else:
+        with lease(
+            server,
+            policy,
+            version,
+            state_dir=job.root / ".servers",
+            job=f"{job.run} {'-'.join(place[:3])} shard {place[3]}",
+            root=job.root,
+            progress=job.say,
+        ) as endpoint:
+            job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
+            asyncio.run(_run(book, partial, endpoint, harness, job, server, cell.concurrency if cell else None))
+        episodes = book.finished(partial)
+    return Done(episodes, *evidence(episodes, partial), partial, job.run_dir / zipped)
+
+
+async def _run(
+    book: Book,
+    partial: Partial,
+    endpoint: Endpoint,
+    harness: harnesses.Harness,
+    job: Job,
+    server: Server,
+    concurrency: int | None,
+) -> None:
+    interrupts.cancel_task_on_end()
+    config = job.config.rollout
     backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
-    # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
-    reap(partial.sandboxes, job.run)
-    proxy = await start_proxy(
-        endpoint.base_url.removesuffix("/v1"),
-        partial.journal,
-        upstream_key=endpoint.api_key,
-        model=endpoint.model,
+    proxy = KeptProxy(
+        lambda: start_proxy(
+            endpoint.base_url.removesuffix("/v1"),
+            partial.journal,
+            upstream_key=endpoint.api_key,
+            model=endpoint.model,
+        )
     )
-    progress = Progress(len(rows), job.say)
+    progress = Progress(len(book.rows), job.say)
     try:
-        options = json.loads(rows[0]["harness_options"])
-        async with backend, harness.warm(job.root, options) as warm:
+        await proxy.get()
+        async with backend, harness.warm(job.root, json.loads(book.rows[0]["harness_options"])) as warm:
             shard = engine.Shard(
-                rows=rows,
+                book=book,
                 partial=partial,
                 proxy=proxy,
                 endpoint=endpoint,
+                gate=Gate(endpoint, server.start_seconds, progress),
+                machine=Machine([partial.folder]),
                 backend=backend,
                 harness=warm,
                 concurrency=concurrency or config.concurrency,
                 attempts=config.attempts,
                 keep_artifacts=config.keep_artifacts,
-                staleness=staleness,
                 progress=progress,
             )
             await shard.run()
     finally:
         await proxy.stop()
     job.say(progress.line())
-    return Done(*engine.finish(shard, job.run_dir), partial)

@@ -51,3 +51,8 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
         "shard_lost",
     ),
 }
+
+
+def failed(status: str) -> bool:
+    """Whether a rollout that ended so came to nothing for want of infrastructure: another attempt may mend it."""
+    return ENDS[status].retried or status == "shard_lost"

@@ -16,8 +16,10 @@ from openforge.sandboxes.join import HOME, WORK
 from openforge.sandboxes.protocol import SandboxError
 
 # The first process. Pid 1 cannot be killed from inside, not even by `kill -9 -1`, and one that ignores SIGCHLD has
-# its orphans reaped by the kernel. The empty line says that the sandbox is set up.
-_HOLDER = ("/bin/sh", "-c", "echo; exec env --ignore-signal=CHLD sleep infinity")
+# its orphans reaped by the kernel. The empty line says that the sandbox is set up. It then waits for a line: if all
+# that started it was killed meanwhile, bwrap's death signal never reached it, and it must end by itself, for nobody
+# has noted its pid.
+_HOLDER = ("/bin/sh", "-c", "echo && read -r noted && exec env --ignore-signal=CHLD sleep infinity </dev/null")
 
 # What a process with the host's uid 0 could still read or write in /proc without any capability, when root owns the
 # sandbox. bwrap means to protect sys itself, but tests the folder, which nobody may write, and not what lies in it:

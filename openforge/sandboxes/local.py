@@ -323,22 +323,27 @@ class LocalBackend:
         if self._version is None:
             self._version = bwrap.version()
         argv = bwrap.arguments(folder, binds, sandbox.limits, info_fd=3)
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                pid = await self._run(argv)
-        except TimeoutError:
-            raise SandboxError(f"sandbox {sandbox.sandbox_id} did not start within {START_SECONDS:.0f} s") from None
-        sandbox._holder = Owner.of(pid)
-        _write_label(label, Label(self.run, sandbox.episode_id, self.owner, sandbox._holder))
+        noted_r, noted_w = os.pipe()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, noted_w)
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    pid = await self._run(argv, noted_r)
+            except TimeoutError:
+                raise SandboxError(f"sandbox {sandbox.sandbox_id} did not start within {START_SECONDS:.0f} s") from None
+            sandbox._holder = Owner.of(pid)
+            _write_label(label, Label(self.run, sandbox.episode_id, self.owner, sandbox._holder))
+            # From here on the reaper knows it; until here it ends by itself when this pipe does.
+            os.write(noted_w, b"\n")
         sandbox._pidfd = os.pidfd_open(pid)
         sandbox.holder_pid = pid
         sandbox.isolation = isolation(pid, self._version)
 
-    async def _run(self, argv: list[str]) -> int:
-        """Start bwrap; the pid of the sandbox's first process once the sandbox is set up."""
-        ours, theirs = [], []
+    async def _run(self, argv: list[str], stdin: int) -> int:
+        """Start bwrap on `stdin`, which is closed here; the pid of the first process once the sandbox is set up."""
+        ours, theirs = [], [stdin]
         try:
-            for _ in range(3):  # standard output, standard error, information: the spawner numbers them 1, 2, 3
+            for _ in range(3):  # standard output, standard error, information: the spawner numbers them 0 to 3
                 read_end, write_end = os.pipe()
                 ours.append(read_end)
                 theirs.append(write_end)

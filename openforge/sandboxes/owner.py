@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -117,13 +118,21 @@ def kill(process: Owner, seconds: float = 10) -> None:
 
 
 def kill_starting(folder: Path) -> None:
-    """Kill the processes of a sandbox that was still starting: nobody noted them, but their command line names it."""
+    """Kill the processes of a sandbox that was still starting: nobody noted them, but their command line names it.
+
+    bwrap's child waits for ever for a parent that was killed before it let the child go on.
+    """
     word = os.fsencode(folder.absolute()) + b"/"
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-                if any(word in argument for argument in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")):
-                    kill(Owner.of(int(name)))
+                pidfd = os.pidfd_open(int(name))
+                try:
+                    if any(word in argument for argument in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                        select.select([pidfd], [], [], 10)
+                finally:
+                    os.close(pidfd)
 
 
 def kill_namespace(holder_pid: int) -> None:
@@ -170,6 +179,21 @@ def reap(root: Path, run: str) -> list[str]:
         else:
             kill_starting(root / path.stem)
         remove(root / path.stem)
+        path.with_suffix(".tmp").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         reaped.append(path.stem)
+    for path in root.glob("*.tmp"):
+        # A label whose owner was killed before it could be named: nothing stands behind it.
+        with contextlib.suppress(OSError):
+            if _abandoned(path, run):
+                path.unlink()
     return reaped
+
+
+def _abandoned(beside: Path, run: str) -> bool:
+    """Whether a label that was never named is nobody's: an owner needs no second to write one."""
+    try:
+        label = Label.read(beside)
+    except (ValueError, TypeError, KeyError):
+        return time.time() - beside.stat().st_mtime > 1
+    return label.run == run and not label.owner.alive()

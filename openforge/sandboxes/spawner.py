@@ -109,12 +109,11 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
 
 
 def become(argv: list[str], fds: list[int]) -> NoReturn:
-    """Turn into bwrap with `fds` as its descriptors 1, 2, 3, ..."""
+    """Turn into bwrap with `fds` as its descriptors 0, 1, 2, ..."""
     high = [os.dup(fd) for fd in fds]
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    for i, fd in enumerate(high, start=1):
+    for i, fd in enumerate(high):
         os.dup2(fd, i)
-    join.close_others(range(len(fds) + 1))
+    join.close_others(range(len(fds)))
     join.reset_signals()
     os.execv(argv[0], argv)
 

@@ -2,14 +2,15 @@
 
 Its probe answers are read from the probe.json of the folder whose weights it "serves". Files in a policy folder
 steer it: `stale` (reload_weights answers 200 and keeps the old weights, as vLLM does with a tied head), `dies` (it
-exits at once), `held` (it is not healthy while the file exists), `stubborn` (it ignores SIGTERM). Every start and
-reload is a line of $STUB_EVENTS.
+exits at once), `held` (it is not healthy while the file exists), `stubborn` (it ignores SIGTERM), `hung` (it samples
+nothing; a start removes the file). Every start and reload is a line of $STUB_EVENTS.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -47,7 +48,11 @@ class Handler(BaseHTTPRequestHandler):
             event("reload", path.name)
             if not (path / "stale").exists():
                 served = path
-        if self.path == "/v1/completions":
+        if self.path == "/v1/completions" and body["prompt"] == ".":
+            while (model / "hung").exists():
+                time.sleep(0.02)
+            self._send(200, {"choices": [{"text": "a"}]})
+        elif self.path == "/v1/completions":
             probe = json.loads((served / "probe.json").read_text())
             assert body["prompt"] == probe["ids"]
             at = [None]
@@ -66,6 +71,7 @@ if (model / "dies").exists():
     sys.exit(3)
 if (model / "stubborn").exists():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(model / "hung").unlink(missing_ok=True)
 server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
 event("start", model.name, os.getpid())
 server.serve_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,56 @@ async def test_the_reaper_kills_what_was_still_starting(tmp_path: Path) -> None:
         (tmp_path / "e-1.json").write_text(json.dumps(label))
         assert reap(tmp_path, "r") == ["e-1"]
         assert orphan.wait(30) == -signal.SIGKILL
+
+
+STARTS = """
+import asyncio, sys
+from pathlib import Path
+from openforge.sandboxes import LocalBackend, Owner
+
+async def main():
+    backend = LocalBackend(Path(sys.argv[1]), "r", Owner.current())
+    first = await backend.create("first")
+    print(backend.spawner.pid, flush=True)
+    await asyncio.gather(*(backend.create(f"e{i}") for i in range(6)))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def living(folder: Path) -> list[str]:
+    """Processes whose command line or mounts name a folder, as ps would show them."""
+    word, found = str(folder).encode(), []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{name}/cmdline").read_bytes() if name.isdigit() else b""
+            if word in line or (line and word in Path(f"/proc/{name}/mountinfo").read_bytes()):
+                found.append(f"{name}: {line.decode()}")
+    return found
+
+
+def test_nothing_outlives_an_owner_that_is_killed_while_sandboxes_start(tmp_path: Path) -> None:
+    """bwrap's own death signal comes too late for what is being started when all of its parents are killed."""
+    folders = [tmp_path / f"owner{i}" for i in range(4)]
+    commands = [[sys.executable, "-c", STARTS, str(folder)] for folder in folders]
+    owners = [subprocess.Popen(c, stdout=subprocess.PIPE, text=True) for c in commands]
+    for i, owner in enumerate(owners):
+        assert owner.stdout is not None
+        spawner = int(owner.stdout.readline())
+        select.select([], [], [], 0.02 * i)  # not to wait for anything: a kill at another moment of the start
+        os.kill(spawner, signal.SIGKILL)
+        owner.kill()
+        owner.communicate()
+    deadline = time.monotonic() + 30
+    for folder in folders:
+        assert "first" in {name.split("-")[0] for name in reap(folder, "r")}
+        while left := living(folder):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+        while left_files := list(folder.iterdir()):  # a label that was not even written is kept for a second
+            assert time.monotonic() < deadline, left_files
+            assert reap(folder, "r") == []
 
 
 async def test_refusals_of_create(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

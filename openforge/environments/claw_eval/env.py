@@ -110,6 +110,7 @@ class ClawEval:
             cwd=folder,
             env=_clean_env(folder),
         )
+        result.verifier_exit = done.exit_code
         problem = judged(done, verifier["seconds"])
         if problem is None:
             result.verifier_output = _last_line(done.stdout)
