@@ -7,6 +7,8 @@ Keys keep veRL's names where veRL has the notion.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ __all__ = [
     "Loaded",
     "RunConfig",
     "describe",
+    "digest",
+    "from_iteration",
     "load",
     "markdown",
     "read_yaml",
@@ -35,6 +39,8 @@ __all__ = [
 ]
 
 RUN_NAME = re.compile(r"[a-z0-9_]+")
+# Given with --config like a key, but a command and no part of a configuration.
+FROM_ITERATION = "from_iteration"
 
 
 class Section(BaseModel):
@@ -228,6 +234,16 @@ class Actor(Section):
     data_loader_seed: int = Field(default=1, description="Seed of the mini-batch permutation.")
 
 
+class KeepCheckpoints(Section):
+    """Which weights stay; besides these, checkpoint 0, the newest one, and what is still to be read."""
+
+    last: Positive | None = Field(default=None, description="The newest so many.")
+    every: Positive | None = Field(default=None, description="Every so many iterations one.")
+    best: Positive | None = Field(
+        default=None, description="So many with the best pass@1 of the first cell that has at: every."
+    )
+
+
 class Trainer(Section):
     """The training job (veRL's `trainer`)."""
 
@@ -235,7 +251,10 @@ class Trainer(Section):
     nproc_per_node: Positive = Field(default=1, description="Processes that torchrun starts.")
     threads: Positive = Field(default=2, description="Threads a process.", json_schema_extra=only_if(device="cpu"))
     max_actor_ckpt_to_keep: Positive = Field(
-        default=1, description="Optimizer states kept; older ones become tombstones. Weights are all kept."
+        default=1, description="Optimizer states kept besides the newest; older ones become tombstones."
+    )
+    keep_checkpoints: KeepCheckpoints | None = Field(
+        default=None, description="Weights kept, the union of what is named; all of them without it."
     )
 
 
@@ -312,6 +331,7 @@ def load(run: str, root: Path, overrides: Mapping[str, Any] | None = None) -> Lo
         raise ConfigError(f"run name {run!r} must match [a-z0-9_]+")
     label = f"config/{run}.yaml"
     data = read_yaml(root / "config" / f"{run}.yaml")
+    overrides = {k: v for k, v in (overrides or {}).items() if k != FROM_ITERATION}
     model: type[RunConfig] | type[EvalConfig] = EvalConfig if run.startswith("eval_") else RunConfig
     reading.check(model, data, "", label)
     marks = reading.marked(data, label)
@@ -327,6 +347,24 @@ def load(run: str, root: Path, overrides: Mapping[str, Any] | None = None) -> Lo
         raise ConfigError(reading.sentence(e, label)) from None
     _cross(config, label)
     return Loaded(run, config, reading.origins(config, data, marks))
+
+
+def from_iteration(overrides: Mapping[str, Any] | None) -> int | None:
+    """K of `--config from_iteration=K`, from which on a run is made anew; None where it is not given.
+
+    Raises:
+        ConfigError: it is no whole number.
+    """
+    k = (overrides or {}).get(FROM_ITERATION)
+    if FROM_ITERATION in (overrides or {}) and type(k) is not int:
+        raise ConfigError(f"--config: {FROM_ITERATION} is {reading.show(k)}; it must be an iteration's number, from 1")
+    return k
+
+
+def digest(config: RunConfig | EvalConfig, without: tuple[str, ...] = ()) -> str:
+    """SHA-256 of the resolved configuration, every default included; `without` leaves top-level keys out."""
+    data = config.model_dump(mode="json", exclude=set(without))
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
@@ -371,6 +409,14 @@ def _cross_training(config: RunConfig, label: str) -> None:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
     if config.rollout.n < 2 and config.iterations:
         raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    keep = config.trainer.keep_checkpoints
+    if keep is not None and keep.last is keep.every is keep.best is None:
+        raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
+    if keep is not None and keep.best is not None and all(c.at != "every" for c in config.cells):
+        raise ConfigError(
+            f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
+            "or remove the key"
+        )
 
 
 def runs(root: Path) -> list[str]:

@@ -14,6 +14,8 @@ from openforge.tables import write_beside
 
 # What a run is made with: changed under finished iterations, its checkpoints would be of two runs.
 FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data")
+# No iteration of it can be made anew with another one of these: checkpoint 0 and the tasks are what all begin from.
+IDENTITY = ("model", "environment", "tasks")
 
 
 def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
@@ -63,18 +65,26 @@ def _model(label: str, key: str, value: str, root: Path) -> None:
     )
 
 
-def _frozen(config: RunConfig | EvalConfig) -> dict[str, Any]:
+def frozen(config: RunConfig | EvalConfig) -> dict[str, Any]:
+    """The values of the keys that a run is made with."""
     data = config.model_dump(mode="json")
     return {k: data[k] for k in FROZEN if k in data}
 
 
 def freeze(config: RunConfig | EvalConfig, run_dir: Path) -> None:
     """Write down what the run is made with; its first job does."""
-    write_beside(run_dir / "frozen.json", json.dumps(_frozen(config), indent=1) + "\n")
+    write_frozen(frozen(config), run_dir)
 
 
-def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path) -> None:
+def write_frozen(values: dict[str, Any], run_dir: Path) -> None:
+    write_beside(run_dir / "frozen.json", json.dumps(values, indent=1) + "\n")
+
+
+def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path, anew: bool = False) -> None:
     """Refuse to go on with a run under other inputs than it was made with.
+
+    Args:
+        anew: the command makes iterations of it anew (from_iteration), under new values of all but IDENTITY.
 
     Raises:
         ConfigError: names the key, both values, and what to do.
@@ -82,10 +92,27 @@ def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path) -> Non
     file = run_dir / "frozen.json"
     if not file.exists():
         return
-    then, now = json.loads(file.read_text()), _frozen(config)
-    for key in now:
-        if then.get(key) != now[key]:
-            raise ConfigError(
-                f"run {run} was made with {key} = {json.dumps(then.get(key))}, now it is {json.dumps(now[key])}: "
-                f"copy config/{run}.yaml to another run name, or remove results/{run} to begin anew"
+    try:
+        then, now = json.loads(file.read_text()), frozen(config)
+    except ValueError as e:
+        raise ConfigError(f"{file} is damaged ({e}); remove it if {run} is to go on under its present values") from None
+    for key in IDENTITY if anew else now:
+        if then.get(key) == now[key]:
+            continue
+        do = f"copy config/{run}.yaml to another run name"
+        if key in IDENTITY or isinstance(config, EvalConfig):
+            do += f", or remove results/{run} to begin anew"
+        else:
+            k = last_finished(run_dir) + 1
+            do += (
+                f", or make it anew from an iteration on, 1 to {k} (what stands of them moves to "
+                f"results/{run}/superseded): snakemake train_{run} --config from_iteration={k}"
             )
+        raise ConfigError(
+            f"run {run} was made with {key} = {json.dumps(then.get(key))}, now it is {json.dumps(now[key])}: {do}"
+        )
+
+
+def last_finished(run_dir: Path) -> int:
+    """The newest checkpoint that stands; 0 where nothing was trained."""
+    return max((int(p.parent.name) for p in run_dir.glob("checkpoints/[0-9]*/checkpoint.json")), default=0)

@@ -8,11 +8,13 @@ from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from openforge import config as typed
-from openforge import config_paths, interrupts, run_lock, run_start
+from openforge import config_paths, interrupts, redo, run_lock, run_start
 from openforge import plan as planning
 from openforge.eval import policies
+from openforge.plan.standing import standing
 from openforge.policy import process
-from openforge.tables import partition_path
+from openforge.policy.weights import CheckpointError, check_kept
+from openforge.tables import TableError, partition_path
 
 os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
 if workflow.exec_mode != ExecMode.SUBPROCESS:
@@ -34,16 +36,24 @@ def targeted(name):
     )
 
 
+def run_dir(name):
+    return Path(workflow.basedir) / "results" / name
+
+
+def named_runs():
+    """The runs that the command line names; without any, --config is the default target's, demo."""
+    names = typed.runs(Path(workflow.basedir))
+    named = [n for n in names if targeted(n)]
+    return named or [n for n in names if config and n == "demo"]
+
+
 def load_runs():
     """Every valid configuration; --config is laid over the runs that the command line names.
 
     An invalid one stops only the commands that name it: a broken mine.yaml is no reason to refuse `snakemake demo`.
     """
     root = Path(workflow.basedir)
-    names = typed.runs(root)
-    named = [n for n in names if targeted(n)]
-    if config and not named:
-        named = [n for n in names if n == "demo"]
+    names, named = typed.runs(root), named_runs()
     runs = {}
     for name in names:
         try:
@@ -52,7 +62,12 @@ def load_runs():
             ).config
             if name in named:
                 config_paths.check(name, runs[name], root)
-                config_paths.check_frozen(name, runs[name], root / "results" / name)
+                k = typed.from_iteration(config)
+                if k is not None:
+                    redo.check(name, runs[name], run_dir(name), k)
+                config_paths.check_frozen(
+                    name, runs[name], run_dir(name), anew=k is not None
+                )
                 if isinstance(runs[name], typed.EvalConfig):
                     policies.check(runs[name], root)
         except typed.ConfigError as e:
@@ -62,32 +77,51 @@ def load_runs():
     return runs
 
 
-def start():
+def start(works):
     """Lock the runs of a command that runs jobs, and put away what a killed one left of them."""
-    if workflow.exec_mode != ExecMode.DEFAULT:
-        return
-    targets = run_start.targets(sys.argv)
-    if targets is None:
-        return
-    runs = (
-        [n for n in RUNS if targeted(n)]
-        if targets
-        else [n for n in RUNS if n == "demo"]
-    )
+    runs = working_on(works)
     # Jobs inherit it: a process whose run and owner are known can be ended by the next command.
     os.environ["OPENFORGE_RUNS"] = " ".join(runs)
     os.environ["OPENFORGE_COMMAND"] = shlex.join(sys.argv)
+    root, command = Path(os.environ["OPENFORGE_ROOT"]), os.environ["OPENFORGE_COMMAND"]
     try:
-        run_start.begin(
-            Path(os.environ["OPENFORGE_ROOT"]), runs, os.environ["OPENFORGE_COMMAND"]
-        )
+        run_start.begin(root, runs, command)
     except run_lock.RunBusy as e:
         raise WorkflowError(str(e)) from None
     interrupts.hand_on(runs)
 
 
+def working_on(targets):
+    """The runs of a command: those that it names, or the default one."""
+    return named_runs() if targets else [n for n in RUNS if n == "demo"]
+
+
+def make_anew(works):
+    """Move away what from_iteration makes anew, or what a killed command has begun to."""
+    k = typed.from_iteration(config)
+    for name in working_on(works) if works is not None else named_runs():
+        c, folder = RUNS[name], run_dir(name)
+        try:
+            if works is not None:
+                redo.finish(folder)
+                if k is not None:
+                    redo.check(name, c, folder, k)
+                    print(redo.redo(folder, c, k), file=sys.stderr)
+                config_paths.check_frozen(name, c, folder)
+            elif k is not None:
+                print(redo.outlook(folder, c, k), file=sys.stderr)
+        except typed.ConfigError as e:
+            raise WorkflowError(str(e)) from None
+
+
 RUNS = load_runs()
-start()
+if workflow.exec_mode == ExecMode.DEFAULT:
+    # The targets of a command that runs jobs; None for one that only looks or repairs.
+    WORKS = run_start.targets(sys.argv)
+    if WORKS is not None:
+        start(WORKS)
+    # It moves results: the run's lock is taken before.
+    make_anew(WORKS)
 
 
 def number(k):
@@ -106,7 +140,20 @@ def cell_of(wildcards):
     )
 
 
+def planned(wildcards):
+    """What the rollout table was planned with, if it stands: then the configuration of today has no say in it."""
+    w = wildcards
+    part = f"purpose={w.purpose}/cell={w.cell}/iteration={w.k}"
+    try:
+        return standing(run_dir(w.run) / f"rollouts/{part}/rollouts.parquet")
+    except TableError as e:
+        raise WorkflowError(str(e)) from None
+
+
 def shard_names(wildcards):
+    table = planned(wildcards)
+    if table is not None:
+        return [f"{i + 1:04d}" for i in range(table.shards)]
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
     return [f"{i + 1:04d}" for i in range(planning.shards(RUNS[wildcards.run], cell))]
 
@@ -141,12 +188,33 @@ def marker(run, k):
     return f"results/{run}/checkpoints/{k:04d}/checkpoint.json"
 
 
+def kept(policy, output):
+    """The marker of a checkpoint; that its weights were pruned is an error where they are still to be read."""
+    if policy and not Path(output).exists():
+        try:
+            check_kept(Path(policy).parent)
+        except CheckpointError as e:
+            raise WorkflowError(str(e)) from None
+    return policy
+
+
+def episodes_file(w):
+    part = f"purpose={w.purpose}/cell={w.cell}/iteration={w.k}/shard={w.shard}"
+    return f"results/{w.run}/episodes/{part}/episodes.parquet"
+
+
 def sampled_checkpoint(wildcards):
     """The checkpoint that a rollout samples from: b(k) = max(0, k-1-lag) in training, k in evaluation."""
     if wildcards.purpose == "train":
-        k = int(wildcards.k)
-        return marker(wildcards.run, max(0, k - 1 - RUNS[wildcards.run].lag))
-    return policy_input(wildcards)
+        table = planned(wildcards)
+        if table is None:
+            k = max(0, int(wildcards.k) - 1 - RUNS[wildcards.run].lag)
+        else:
+            k = int(table.policy.rpartition("@")[2])
+        policy = marker(wildcards.run, k)
+    else:
+        policy = policy_input(wildcards)
+    return kept(policy, episodes_file(wildcards))
 
 
 def software(output, *names):
@@ -170,9 +238,6 @@ def rollout_software(wildcards):
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
     server = policies.server(c, cell)
     serve = [] if server.url else [f"serve-{server.device}"]
-    w = wildcards
-    output = (
-        f"results/{w.run}/episodes/purpose={w.purpose}/cell={w.cell}/iteration={w.k}"
-        f"/shard={w.shard}/episodes.parquet"
-    )
-    return software(output, *serve, HARNESS_SOFTWARE[(cell or c).harness.name])
+    table = planned(wildcards)
+    harness = table.harness if table else (cell or c).harness.name
+    return software(episodes_file(wildcards), *serve, HARNESS_SOFTWARE[harness])

@@ -33,14 +33,12 @@ def evaluations(wildcards):
             for cell in c.cells
         ]
     else:
-        last = c.iterations
-        every = {
-            "first_and_last": {0, last},
-            "last": {last},
-            "every": set(range(last + 1)),
-        }
+        # A run that has gone further than `iterations` says now ends where it stands.
+        last = max(c.iterations, config_paths.last_finished(run_dir(wildcards.run)))
         points = [
-            (cell.name, f"{k:04d}") for cell in c.cells for k in sorted(every[cell.at])
+            (cell.name, f"{k:04d}")
+            for cell in c.cells
+            for k in policies.evaluated(cell, last)
         ]
     return [
         f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"

@@ -1,5 +1,6 @@
 def trained_from(wildcards):
-    return marker(wildcards.run, int(wildcards.k) - 1)
+    k = int(wildcards.k)
+    return kept(marker(wildcards.run, k - 1), marker(wildcards.run, k))
 
 
 def state_before(wildcards):

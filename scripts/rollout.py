@@ -14,6 +14,7 @@ with job("rollout", snakemake) as j:  # noqa: F821
     cell = None if j.part["purpose"] == "train" else j.cell()
     # An executor's last attempt only writes down what there is: the quorum, not one dead job, decides.
     done = run_shard(rows, policy, policies.server(j.config, cell), j, seal=j.last_attempt and j.retries > 0)
+    done.keep_artifacts()
     tables.write_table(out.blobs, tables.BLOBS, done.blobs)
     tables.write_table(out.calls, tables.CALLS, done.calls)
     tables.write_table(out.episodes, tables.EPISODES, done.episodes)

@@ -25,6 +25,7 @@ from openforge.policy.keeper import wait_until_dead
 from openforge.policy.probe import PolicyMismatch
 from openforge.policy.server import MODEL, ServerError, last_lines
 from openforge.policy.state import Place, send, server_key, sweep
+from openforge.policy.weights import check_kept
 
 __all__ = ["Endpoint", "Link", "PolicyMismatch", "ServerError", "lease"]
 
@@ -109,11 +110,14 @@ def lease(
     Raises:
         ServerError: the server cannot be started or reached.
         PolicyMismatch: it does not serve the checkpoint's weights; the run must stop.
+        CheckpointError: the weights of `policy_dir` were pruned.
         SoftwareMissing: its environment is not built.
     """
     if cfg.url is not None:
         yield _attach(cfg.url, cfg.max_model_len, version)
         return
+    if policy_dir is not None:
+        check_kept(policy_dir)
     if policy_dir is None or not (policy_dir / "config.json").is_file():
         raise ServerError(f"{job}: a policy folder with config.json is needed to start a server, not {policy_dir}")
     software.python_of(f"serve-{cfg.device}", root)

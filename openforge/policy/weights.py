@@ -10,6 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+# Stands in a folder of which only the card is left: its weights or optimizer state were pruned.
+TOMBSTONE = "tombstone.json"
+
 
 class CheckpointError(ValueError):
     """A folder that is no checkpoint; the message names the folder and what it lacks."""
@@ -71,3 +74,21 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise CheckpointError(f"{folder} is no checkpoint: checkpoint.json is missing or unreadable ({e})") from None
     return dict(record)
+
+
+def check_kept(folder: Path) -> None:
+    """Refuse a checkpoint whose weights were pruned.
+
+    Raises:
+        CheckpointError: names the run, the checkpoint and the nearest one that is kept.
+    """
+    if not (folder / TOMBSTONE).exists():
+        return
+    k = int(folder.name)
+    cards = folder.parent.glob("[0-9]*/checkpoint.json")
+    kept = sorted(int(c.parent.name) for c in cards if not (c.parent / TOMBSTONE).exists())
+    nearest = f"the nearest kept one is {min(kept, key=lambda i: abs(i - k))}" if kept else "none is kept"
+    raise CheckpointError(
+        f"the weights of checkpoint {k} of run {folder.parent.parent.name} were pruned (trainer.keep_checkpoints); "
+        f"{nearest}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,9 +127,8 @@ def archive(files: Sequence[Path], target: Path) -> None:
     """Write files into one zip archive, beside its target and renamed; nothing without files."""
     if not files:
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.tmp")
-    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as z:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as z:
         for file in files:
             z.write(file, file.name)
-    beside.rename(target)
+    tables.write_beside(target, data.getvalue())

@@ -37,9 +37,12 @@ class Done:
     partial: Partial
     archive: Path
 
-    def close(self) -> None:
-        """After the rows are written: keep the artifacts, and the progress only while a failed rollout needs it."""
+    def keep_artifacts(self) -> None:
+        """Before the rows are written, which name them."""
         archive(sorted(self.partial.artifacts.glob("*.log")), self.archive)
+
+    def close(self) -> None:
+        """After the rows are written: keep the progress only while a failed rollout needs it."""
         if any(e["final"] and failed(e["status"]) for e in self.episodes):
             self.partial.close()
         else:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from openforge.policy.weights import read_checkpoint, write_checkpoint
+from openforge.policy.weights import TOMBSTONE, read_checkpoint, write_checkpoint
 from openforge.tables import write_beside
 from openforge.train.job import Job, TrainError
 
 CARD = "checkpoint.json"
 STATE_CARD = "state.json"
-TOMBSTONE = "tombstone.json"
 PROBE = "probe.json"
 
 
@@ -130,16 +129,75 @@ def _link(source: Path, target: Path, but: str) -> None:
 def prune_states(folder: Path, before: int, keep: int) -> list[str]:
     """Turn the full states of iterations below `before` into tombstones, all but the newest `keep`.
 
-    state.json stays as it is: it is what a workflow knows of a finished iteration. Returns the pruned names.
+    Returns the pruned names.
     """
-    full = [p for p in sorted(folder.glob("[0-9]*")) if (p / STATE_CARD).exists()]
-    older = [p for p in full if int(p.name) < before and not (p / TOMBSTONE).exists()]
-    pruned = older[: max(0, len(older) - keep)]
-    for p in pruned:
-        write_beside(p / TOMBSTONE, json.dumps({"iteration": int(p.name), "pruned_before": before}) + "\n")
-        for f in p.iterdir():
-            if f.is_dir():
-                shutil.rmtree(f)
-            elif f.name not in (TOMBSTONE, STATE_CARD):
-                f.unlink()
+    older = [p for p in folders(folder, STATE_CARD) if int(p.name) < before]
+    full = [p for p in older if not (p / TOMBSTONE).exists()]
+    pruned = full[: max(0, len(full) - keep)]
+    for p in older:
+        if p in pruned or (p / TOMBSTONE).exists():
+            bury(p, STATE_CARD, before)
     return [p.name for p in pruned]
+
+
+def folders(folder: Path, card: str) -> list[Path]:
+    """Folders of iterations that are whole or pruned, oldest first."""
+    return sorted(p for p in folder.glob("[0-9]*") if (p / card).exists())
+
+
+def bury(folder: Path, card: str, before: int) -> None:
+    """Remove all but the card, which is what a workflow knows of a finished iteration, and leave a tombstone.
+
+    The tombstone comes first: what a kill leaves beside it is no checkpoint or state any more, and goes next time.
+    """
+    if not (folder / TOMBSTONE).exists():
+        note = {"iteration": int(folder.name), "pruned_before": before}
+        write_beside(folder / TOMBSTONE, json.dumps(note) + "\n")
+    for f in folder.iterdir():
+        if f.is_dir():
+            shutil.rmtree(f)
+        elif f.name not in (TOMBSTONE, card):
+            f.unlink()
+
+
+# In copies of the weights, all of them 32-bit as the checkpoint is: two moments; and weights and gradients beside them.
+STATE_SIZE = 2
+MEMORY_SIZE = 4
+MARGIN = 256 * 2**20
+
+
+def weights_size(checkpoint: Path) -> int:
+    """Bytes of a checkpoint's weights."""
+    return sum(f.stat().st_size for f in checkpoint.glob("*.safetensors"))
+
+
+def check_room(job: Job) -> None:
+    """Refuse an iteration whose checkpoint and state would not fit on their disks, or whose trainer not in memory.
+
+    Raises:
+        TrainError: names the path, what is needed and what there is.
+    """
+    size = weights_size(Path(job.checkpoint_in))
+    needs: dict[int, tuple[Path, int]] = {}
+    for place, need in ((job.checkpoint_out, size), (job.state_out, STATE_SIZE * size)):
+        folder = Path(place).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        disk = folder.stat().st_dev
+        path, so_far = needs.get(disk, (folder, MARGIN))
+        needs[disk] = path, so_far + need
+    for path, need in needs.values():
+        free = shutil.disk_usage(path).free
+        if free < need:
+            raise TrainError(
+                f"iteration {job.iteration} needs about {need / 1e9:.1f} GB of disk for its checkpoint and optimizer "
+                f"state, {free / 1e9:.1f} GB are free in {path}; make room, or set trainer.keep_checkpoints"
+            )
+    if job.typed.trainer.device == "cpu":
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        need = MEMORY_SIZE * size
+        if memory < need:
+            raise TrainError(
+                f"training a model of {size / 1e9:.1f} GB takes at least {need / 1e9:.1f} GB of memory (weights, "
+                f"gradients and two moments), this machine has {memory / 1e9:.1f} GB; take a smaller model or another "
+                "machine"
+            )

@@ -14,8 +14,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from openforge import tables
+from openforge.policy.weights import check_kept
 from openforge.software import ROOT, python_of
-from openforge.train.checkpoint import carry_over, check_state, prune_states
+from openforge.train.checkpoint import carry_over, check_room, check_state, prune_states
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError
 
 Progress = Callable[[str], None]
@@ -33,9 +34,11 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
 
     Raises:
         TrainError: inputs that do not fit, or a job that failed, with the last lines of its log.
+        CheckpointError: the weights of checkpoint k-1 were pruned.
         SoftwareMissing: the train environment is not built.
     """
     trainer = job.typed.trainer
+    check_kept(Path(job.checkpoint_in))
     if pq.read_metadata(job.samples).num_rows == 0:
         reason = "no sample to train on: every group was dropped"
         version = carry_over(job, reason)
@@ -45,6 +48,7 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
         return
     if job.state_in is not None:
         check_state(Path(job.state_in), Path(job.checkpoint_in), trainer.nproc_per_node)
+    check_room(job)
     python = python_of(f"train-{trainer.device}", root)
     out = Path(job.checkpoint_out)
     spec = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.job.json")
@@ -117,6 +121,11 @@ def _follow(argv: list[str], env: dict[str, str], progress: Progress) -> None:
         raise
     if refused:
         raise TrainError(refused[0])
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        raise TrainError(
+            "the training job was killed (signal 9): by someone, or by the kernel for want of memory; what it had "
+            "written is kept, type the command again"
+        )
     if code:
         raise TrainError(f"the training job ended with code {code}; its last lines:\n" + "\n".join(tail))
 

@@ -15,8 +15,12 @@ from openforge import config_paths
 from openforge.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
-STUB = """\
+# Tasks and plans are real: what an iteration was planned with decides over it.
+STUB = f"""\
+import runpy
 from pathlib import Path
+if snakemake.rule in ("tasks", "plan"):
+    runpy.run_path(f"{ROOT}/scripts/{{snakemake.rule}}.py", {{"snakemake": snakemake}})
 for output in snakemake.output:
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     Path(output).touch()
