@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,19 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
         found = None
     if found is None:
         raise ConfigError(f"{label}: environment {name!r}: there is no module {module}")
+
+
+def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
+    """Refuse a secret's variable that is not set, before any job.
+
+    Raises:
+        ConfigError: names the key and the variable; nothing of a value.
+    """
+    name = config.server.api_key_env
+    if name is not None and not os.environ.get(name, "").strip():
+        raise ConfigError(
+            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
+        )
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:

@@ -1,5 +1,6 @@
 # Configurations by run, and what each job reads. Parsing needs neither GPU, model, network nor keys.
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def targeted(name):
     )
 
 
+def check_variables(name, c):
+    """A missing secret stops a run; a dry run, which needs none, only says so."""
+    try:
+        config_paths.check_variables(name, c)
+    except typed.ConfigError as e:
+        if not any(re.fullmatch("--dry-?run|-[A-Za-z]*n[A-Za-z]*", w) for w in sys.argv):
+            raise
+        print(f"warning: {e}", file=sys.stderr)
+
+
 def load_runs():
     """Every valid configuration; --config is laid over the runs that the command line names.
 
@@ -49,6 +60,7 @@ def load_runs():
             if name in named:
                 config_paths.check(name, runs[name], root)
                 config_paths.check_frozen(name, runs[name], root / "results" / name)
+                check_variables(name, runs[name])
                 if isinstance(runs[name], typed.EvalConfig):
                     policies.check(runs[name], root)
         except typed.ConfigError as e:

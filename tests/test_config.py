@@ -275,7 +275,7 @@ def test_overrides_are_typed_and_laid_over(tmp_path, option, key, value):
         ("server={device: gpu}", "key 'server.kv_cache_gb' has no effect while server.device is \"gpu\""),
         ("actor={optim: {lr: 010}}", "key 'actor.optim.lr' is \"010\""),
         ("rollout=3", "rollout must be a mapping of keys, not 3"),
-        ("iterations=", "key 'iterations' is null"),
+        ("iterations=", "--config: iterations= is empty; give it a value, or null for none"),
     ],
 )
 def test_a_wrong_override_is_a_sentence(tmp_path, option, sentence):

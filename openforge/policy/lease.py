@@ -10,40 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from openforge import software
 from openforge.config import Server as ServerConfig
 from openforge.policy import process
+from openforge.policy.endpoint import Endpoint, attach
 from openforge.policy.keeper import wait_until_dead
 from openforge.policy.probe import PolicyMismatch
 from openforge.policy.server import MODEL, ServerError, last_lines
 from openforge.policy.state import Place, send, server_key, sweep
 
 __all__ = ["Endpoint", "PolicyMismatch", "ServerError", "lease"]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a policy answers.
-
-    Attributes:
-        base_url: an OpenAI base URL, `/v1` included, without a slash at its end.
-        api_key: to be sent as `Authorization: Bearer`.
-        model: the name to ask for.
-        context_window: tokens of prompt and response together.
-        policy_version: iteration@sha256 of the weights, or the version given for a foreign endpoint.
-    """
-
-    base_url: str
-    api_key: str
-    model: str
-    context_window: int
-    policy_version: str
 
 
 def _report(line: str) -> None:
@@ -82,7 +61,7 @@ def lease(
         SoftwareMissing: its environment is not built.
     """
     if cfg.url is not None:
-        yield _attach(cfg.url, cfg.max_model_len, version)
+        yield attach(cfg, version, progress)
         return
     if policy_dir is None or not (policy_dir / "config.json").is_file():
         raise ServerError(f"{job}: a policy folder with config.json is needed to start a server, not {policy_dir}")
@@ -207,20 +186,3 @@ def _end(place: Place) -> None:
     if keeper is not None and not wait_until_dead(keeper, 60):
         process.end_session(keeper)
         sweep(place.folder)
-
-
-def _attach(url: str, window: int, version: str) -> Endpoint:
-    """Someone else's OpenAI-compatible endpoint; its key comes from OPENFORGE_API_KEY."""
-    base, key = url.rstrip("/"), os.environ.get("OPENFORGE_API_KEY", "")
-    try:
-        answer = httpx.get(f"{base}/models", headers={"Authorization": f"Bearer {key}"}, timeout=30)
-        answer.raise_for_status()
-        models = answer.json()["data"]
-        listed = {m["id"]: m for m in models}
-        model = MODEL if MODEL in listed else models[0]["id"]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as e:
-        raise ServerError(
-            f"server.url {url} lists no models at {base}/models ({e}); an OpenAI base URL such as http://HOST:PORT/v1 "
-            "is expected, with its key in OPENFORGE_API_KEY"
-        ) from e
-    return Endpoint(base, key, model, int(listed[model].get("max_model_len") or window), version)

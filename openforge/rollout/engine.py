@@ -20,7 +20,9 @@ from typing import Any
 from openforge import environments, harnesses, tables
 from openforge.environments import EnvCallResult, verdict
 from openforge.policy.lease import Endpoint
+from openforge.policy.server import MODEL
 from openforge.proxy import journal, lineage
+from openforge.proxy.calls import REDACTED
 from openforge.proxy.client import Proxy, ProxyError, Summary
 from openforge.rollout.partial import Partial
 from openforge.rollout.progress import Progress
@@ -93,7 +95,7 @@ class Shard:
         reward = None
         if episode["verifier_output"] is not None and ENDS[episode["status"]].verified:
             reward = verdict.parse(episode["verifier_output"]).score
-        self.progress.ended(reward, episode["response_tokens"])
+        self.progress.ended(reward, episode["response_tokens"] or 0)
 
     async def _episode(self, row: Mapping[str, Any], attempt: int, started: datetime) -> dict[str, Any]:
         """One attempt: sandbox, session, environment, evidence. Never raises for what befalls the episode."""
@@ -101,7 +103,7 @@ class Shard:
         out = self._row(row, episode_id, attempt, started)
         clock = time.monotonic()
         sandbox = None
-        session = Session(self.proxy, episode_id)
+        session, secret = Session(self.proxy, episode_id), secrets.token_urlsafe(24)
         try:
             sandbox = await self.backend.create(episode_id, network=row["network"], binds=self.harness.binds())
             # The harness process lives where its commands run: what one can reach, the other can.
@@ -110,7 +112,6 @@ class Shard:
             )
             out["isolation"] = f"commands and harness: {sandbox.isolation}; reach: {reach}"
             out["network"] = sandbox.network
-            secret = secrets.token_urlsafe(24)
             await self.proxy.open_session(
                 episode_id,
                 secret=secret,
@@ -128,12 +129,14 @@ class Shard:
             env = environments.create_env(row["environment"], sandbox)
             result = await env.run(
                 task=row,
-                llm_args=environments.llm_args(base_url, secret, self.endpoint.model, self.endpoint.context_window),
+                # Always the same name: client libraries treat models that they know by name in ways of their own.
+                llm_args=environments.llm_args(base_url, secret, MODEL, self.endpoint.context_window),
                 harness=self.harness,
                 harness_options=json.loads(row["harness_options"]),
                 limits=row["limits"],
                 session=session.close,
             )
+            hide(result, secret)
             self._fill(out, result)
             if attempt == 0 and self._kept(row):
                 out["artifacts"] = self._keep(result, episode_id)
@@ -147,6 +150,8 @@ class Shard:
             out["status"], out["message"] = "setup_failed", f"{type(e).__name__}: {e}"
         finally:
             await self._shut(session, sandbox)
+        if out["message"] is not None:
+            out["message"] = out["message"].replace(secret, REDACTED)
         if session.summary is not None:
             out["turns"] = session.summary.turns
             out["prompt_tokens"] = session.summary.prompt_tokens
@@ -228,6 +233,15 @@ class Shard:
                 row = self._row(by_id[rollout_id], episode, record["attempt"], started)
                 lost.append(row | {"status": "sandbox_lost", "message": "the shard's job died under this attempt"})
         return lost
+
+
+def hide(result: EnvCallResult, secret: str) -> None:
+    """Take the session's key out of what is kept: it opens nothing any more, but no key stands in a table."""
+    for name in ("verifier_output", "answer"):
+        text = getattr(result, name)
+        if text is not None:
+            setattr(result, name, text.replace(secret, REDACTED))
+    result.harness_log = result.harness_log.replace(secret.encode(), REDACTED.encode())
 
 
 class Session:

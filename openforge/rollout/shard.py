@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from openforge import __version__, harnesses, software
-from openforge.config import Server
+from openforge.config import ConfigError, Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
+from openforge.proxy import wire
 from openforge.proxy.client import start_proxy
 from openforge.rollout import engine
 from openforge.rollout.partial import Partial, claim, digest
@@ -57,6 +58,9 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
         progress=job.say,
     ) as endpoint:
         job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
+        problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
+        if problem is not None:
+            raise ConfigError(f"cell {job.part['cell']}: {problem}")
         return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None))
 
 
@@ -77,9 +81,10 @@ async def _run(
     # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
     reap(partial.sandboxes, job.run)
     proxy = await start_proxy(
-        endpoint.base_url.removesuffix("/v1"),
+        endpoint.base_url,
         partial.journal,
         upstream_key=endpoint.api_key,
+        api=endpoint.api,
         model=endpoint.model,
     )
     progress = Progress(len(rows), job.say)
