@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import models_json_schema
 
+from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
 from openforge.config_reading import ConfigError, only_if, read_yaml
@@ -404,17 +404,12 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: two cells are named {n!r}; a cell's name is its path")
         if n == "train":
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
-    _cross_tasks(config.tasks, label)
-    for i, cell in enumerate(config.cells):
-        for key in ("url", *_ENDPOINT):
-            if cell.server is not None and key in cell.server.model_fields_set:
-                raise ConfigError(
-                    f"{label}: key 'cells[{i}].server.{key}' has no effect: all cells have one policy; set server.{key}"
-                )
+    checks.tasks(config.tasks, label)
+    checks.cells(config.cells, label)
     if isinstance(config, RunConfig):
         _cross_training(config, label)
         return
-    _cross_policy(config, label)
+    checks.policy(config, label)
     for i, cell in enumerate(config.cells):
         if "at" in cell.model_fields_set:
             raise ConfigError(
@@ -422,55 +417,10 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             )
 
 
-# Keys of `server` that say something about an endpoint only.
-_ENDPOINT = ("api", "model", "api_key_env")
-
-
-def _no_endpoint(config: _Common, label: str, why: str) -> None:
-    for key in _ENDPOINT:
-        if key in config.server.model_fields_set:
-            raise ConfigError(f"{label}: key 'server.{key}' has no effect {why}; remove it")
-
-
-def _cross_policy(config: EvalConfig, label: str) -> None:
-    if config.policy == "":
-        raise ConfigError(f"{label}: policy is empty; it must be a model folder, hub id@revision, URL, or RUN@k")
-    if config.policy is not None and config.server.url is not None:
-        raise ConfigError(
-            f"{label}: policy {config.policy!r} and server.url {config.server.url!r} name two policies; remove one"
-        )
-    url = config.server.url or config.policy or ""
-    if "://" not in url:
-        _no_endpoint(config, label, "without an endpoint (server.url, or a URL as policy)")
-        return
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{label}: the endpoint {url!r} must be http://HOST:PORT/v1 or https://HOST/v1")
-    if parts.username is not None or parts.query or parts.fragment:
-        # Not shown: it may be a key. It would stand in every table.
-        raise ConfigError(
-            f"{label}: the URL of the endpoint {parts.hostname} must be its address only, without user, password or "
-            "query; name the variable that holds its key in server.api_key_env"
-        )
-    name = config.server.api_key_env
-    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
-        )
-
-
-def _cross_tasks(tasks: Tasks, label: str) -> None:
-    for key in ("columns", "verifier", "verifier_seconds"):
-        if tasks.source in ("demo", "tiny") and key in tasks.model_fields_set:
-            raise ConfigError(f"{label}: key 'tasks.{key}' has no effect on the generated tasks {tasks.source!r}")
-    if tasks.verifier is None and "verifier_seconds" in tasks.model_fields_set:
-        raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
-
-
 def _cross_training(config: RunConfig, label: str) -> None:
     if config.server.url is not None:
         raise ConfigError(f"{label}: server.url is for evaluation; training swaps weights in its own server")
-    _no_endpoint(config, label, "in training")
+    checks.no_endpoint(config.server, label, "in training")
     for key, value in _ON_POLICY.items():
         if getattr(config.sampling, key) != value:
             raise ConfigError(
