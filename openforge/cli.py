@@ -9,6 +9,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pyarrow as pa
 
 from openforge import __version__, config, store, tables
 from openforge.environments.claw_eval import folder
+from openforge.tasks import TasksError, layout
+from openforge.tasks.table import read_table
 
 USAGE = 2
 
@@ -78,8 +81,29 @@ def run_docs(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_table_check(path: Path, run: str | None) -> int:
+    """A table of one's own, by the column map and verifier of a run's configuration."""
+    root = project_root()
+    given, environment = config.Tasks(source=str(path)), "claw_eval"
+    if run is not None:
+        loaded = config.load(run, root).config
+        given, environment = loaded.tasks, loaded.environment
+    try:
+        rows = read_table(path.absolute(), given, environment, root)
+    except TasksError as e:
+        print(e)
+        return 1
+    counts = ", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items()))
+    print(f"{path}: ok, {len(rows)} tasks ({counts})")
+    return 0
+
+
 def run_tasks_check(args: argparse.Namespace) -> int:
     top = Path(args.folder)
+    if layout.kind(top) == "table" or top.suffix == ".parquet":
+        return run_table_check(top, args.run)
+    if args.run is not None:
+        raise CliError(f"--run says how to read a table of tasks; {top} is none")
     if not top.is_dir():
         raise CliError(f"{top} is no folder, so it holds no task.yaml")
     tasks, others = ([top], []) if (top / "task.yaml").is_file() else folder.task_folders(top)
@@ -155,8 +179,9 @@ def parser() -> argparse.ArgumentParser:
 
     verb = verbs.add_parser("tasks", help="work with task folders")
     actions = verb.add_subparsers(dest="action", required=True, metavar="ACTION")
-    action = actions.add_parser("check", help="read task folders in ClawEval's format; exit 1 if one is wrong")
-    action.add_argument("folder", metavar="FOLDER", help="a task's folder, or a folder of them")
+    action = actions.add_parser("check", help="read task folders or a table of tasks; exit 1 if one is wrong")
+    action.add_argument("folder", metavar="FOLDER", help="a task's folder, a folder of them, or parquet files")
+    action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
     action.set_defaults(call=run_tasks_check)
 
     verb = verbs.add_parser("docs", help="render docs/tables.md, docs/config.md and config/schema.json")

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import models_json_schema
 
+from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
 from openforge.config_reading import ConfigError, only_if, read_yaml
@@ -53,13 +54,39 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 
 
+class Columns(Section):
+    """Which columns of a table of one's own hold what; NULL for none, without a key the one of the same name."""
+
+    task_id: str = Field(default="task_id", description="Identity, text or whole number; `hash` for the row's digest.")
+    instruction: str = Field(default="instruction", description="What the agent is asked to do.")
+    split: str | None = Field(
+        default="split", description="Split; without one the file's own (`train-00000-of-00002.parquet`), else train."
+    )
+    files: str | None = Field(
+        default="files", description="Files of the work folder: a list of (path, content), or path to text as JSON."
+    )
+    verifier: str | None = Field(
+        default="verifier", description="Verifier as a struct or JSON: command, files, seconds; or see tasks.verifier."
+    )
+    tags: str | None = Field(default="tags", description="Tags, a list of texts or one text; the first is the kind.")
+    payload: tuple[str, ...] | None = Field(
+        default=None, description="Columns kept for the verifier and analysis; all others without it.", strict=False
+    )
+
+
 class Tasks(Section):
     """Where raw tasks come from."""
 
     source: str = Field(
-        description="`demo` (the generated demo tasks), `tiny` (the tests' kind), or a folder of task folders in "
-        "ClawEval's format."
+        description="`demo` (the generated demo tasks), `tiny` (the tests' kind), a folder of task folders in "
+        "ClawEval's format, a .parquet file, or a folder of them as the Hugging Face hub lays them out."
     )
+    columns: Columns = Field(default_factory=Columns, description="Columns of a table of one's own.")
+    verifier: str | None = Field(
+        default=None,
+        description="Table: a script, or a folder with verify.py, that judges every row; a path from the root.",
+    )
+    verifier_seconds: Annotated[float, Field(gt=0)] = Field(default=30.0, description="Seconds that it may run.")
     train: NonNegative = Field(
         default=64,
         description="Tasks generated for the train split.",
@@ -159,32 +186,56 @@ class Server(Section):
         default=None,
         description="Attach to an OpenAI-compatible server instead of starting one (evaluation only).",
     )
-    device: Literal["cpu", "gpu"] = Field(default="cpu", description="Which vLLM build and flags.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Weights and activations.")
+    api: Literal["auto", "vllm", "openai"] = Field(
+        default="auto",
+        description="Endpoint: fields it takes; `auto` looks whether vLLM answers, `openai` is any other.",
+    )
+    model: str | None = Field(
+        default=None, description="Endpoint: model to ask for; needed where it lists several and none is `policy`."
+    )
+    api_key_env: str | None = Field(
+        default=None, description="Endpoint: NAME of the environment variable with its key; no key without one."
+    )
+    device: Literal["cpu", "gpu"] = Field(
+        default="cpu", description="Which vLLM build and flags.", json_schema_extra=only_if(url=None)
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Weights and activations.", json_schema_extra=only_if(url=None)
+    )
     max_model_len: Positive = Field(default=2048, description="Context window in tokens.")
-    max_num_seqs: Positive = Field(default=64, description="Sequences in flight.")
+    max_num_seqs: Positive = Field(default=64, description="Sequences in flight.", json_schema_extra=only_if(url=None))
     block_size: Positive = Field(
-        default=32, description="KV-cache block; on CPU 32 reuses short prompts best and 16 is refused."
+        default=32,
+        description="KV-cache block; on CPU 32 reuses short prompts best and 16 is refused.",
+        json_schema_extra=only_if(url=None),
     )
     kv_cache_gb: Positive = Field(
         default=1,
         description="KV cache in GB (VLLM_CPU_KVCACHE_SPACE).",
-        json_schema_extra=only_if(device="cpu"),
+        json_schema_extra=only_if(url=None, device="cpu"),
     )
     tensor_parallel_size: Positive = Field(
-        default=1, description="GPUs a replica.", json_schema_extra=only_if(device="gpu")
+        default=1, description="GPUs a replica.", json_schema_extra=only_if(url=None, device="gpu")
     )
     chat_template: str | None = Field(
-        default=None, description="Jinja file, a path from the project's root; the model's own without one."
+        default=None,
+        description="Jinja file, a path from the project's root; the model's own without one.",
+        json_schema_extra=only_if(url=None),
     )
     tool_call_parser: str | None = Field(
-        default=None, description="vLLM's tool parser, e.g. hermes; native tool calls are off without one."
+        default=None,
+        description="vLLM's tool parser, e.g. hermes; native tool calls are off without one.",
+        json_schema_extra=only_if(url=None),
     )
     warm: bool = Field(
-        default=True, description="Keep the server between the jobs of one machine, weights swapped by lease."
+        default=True,
+        description="Keep the server between the jobs of one machine, weights swapped by lease.",
+        json_schema_extra=only_if(url=None),
     )
     start_seconds: Annotated[float, Field(gt=0)] = Field(
-        default=300.0, description="Seconds until a server must be healthy."
+        default=300.0,
+        description="Seconds until a server must be healthy.",
+        json_schema_extra=only_if(url=None),
     )
 
 
@@ -308,7 +359,8 @@ class EvalConfig(_Common):
 
     policy: str | None = Field(
         default=None,
-        description="A model folder, hub id@revision, URL, or RUN@k; the config's model without one.",
+        description="A model folder, hub id@revision, URL of an endpoint, or RUN@k; without one server.url, else the "
+        "config's model.",
     )
 
 
@@ -335,6 +387,10 @@ def load(run: str, root: Path, overrides: Mapping[str, Any] | None = None) -> Lo
     model: type[RunConfig] | type[EvalConfig] = EvalConfig if run.startswith("eval_") else RunConfig
     reading.check(model, data, "", label)
     marks = reading.marked(data, label)
+    for key, value in (overrides or {}).items():
+        # Snakemake's reading of `key=`; a NULL that is meant comes as the text null.
+        if value is None:
+            raise ConfigError(f"--config: {key}= is empty; give it a value, or null for none")
     if overrides:
         over = reading.typed(model, reading.plain(overrides))
         marks = reading.merge(marks, reading.marked(over, "--config"))
@@ -386,9 +442,12 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: two cells are named {n!r}; a cell's name is its path")
         if n == "train":
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
+    checks.tasks(config.tasks, label)
+    checks.cells(config.cells, label)
     if isinstance(config, RunConfig):
         _cross_training(config, label)
         return
+    checks.policy(config, label)
     for i, cell in enumerate(config.cells):
         if "at" in cell.model_fields_set:
             raise ConfigError(
@@ -399,6 +458,7 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
 def _cross_training(config: RunConfig, label: str) -> None:
     if config.server.url is not None:
         raise ConfigError(f"{label}: server.url is for evaluation; training swaps weights in its own server")
+    checks.no_endpoint(config.server, label, "in training")
     for key, value in _ON_POLICY.items():
         if getattr(config.sampling, key) != value:
             raise ConfigError(

@@ -29,7 +29,13 @@ def key_rows(model: type[BaseModel], where: str = "", shown: frozenset[type[Base
         dotted = f"{where}.{key}" if where else key
         sub, doc = section(field.annotation), field.description or ""
         if needs := condition(field):
-            doc += " Only with " + ", ".join(f"{k} = {' or '.join(map(str, v))}" for k, v in needs.items()) + "."
+            doc += (
+                " Only with "
+                + ", ".join(
+                    f"{k} = {' or '.join('null' if x is None else str(x) for x in v)}" for k, v in needs.items()
+                )
+                + "."
+            )
         if sub is None:
             default = "required" if field.is_required() else f"`{show(field.default)}`"
             rows.append(f"| {dotted} | {_type(field.annotation)} | {default} | {doc} |")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openforge.config import ConfigError, EvalConfig, RunConfig
+from openforge.config import ConfigError, EvalConfig, RunConfig, Tasks
 from openforge.policy.prepare import BUNDLED
 from openforge.tables import write_beside
+from openforge.tasks import GENERATED, SOURCES, TasksError, layout
+from openforge.tasks.table import verifier_files
 
 # What a run is made with: changed under finished iterations, its checkpoints would be of two runs.
 FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data")
@@ -28,11 +31,7 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
     for key, path in _files(config):
         if path is not None and not (root / path).is_file():
             raise ConfigError(f"{label}: {key} {path!r}: {root / path} does not exist")
-    source = config.tasks.source
-    if source not in ("demo", "tiny") and not (root / source).is_dir():
-        raise ConfigError(
-            f"{label}: tasks.source {source!r} must be demo, tiny, or a folder of task folders; {root / source} is none"
-        )
+    _tasks(label, config.tasks, root)
     _model(label, "model", config.model, root)
     if isinstance(config, EvalConfig) and config.policy is not None and "://" not in config.policy:
         _model(label, "policy", config.policy, root)
@@ -44,6 +43,35 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
         found = None
     if found is None:
         raise ConfigError(f"{label}: environment {name!r}: there is no module {module}")
+
+
+def _tasks(label: str, tasks: Tasks, root: Path) -> None:
+    if tasks.source in GENERATED:
+        return
+    kind = layout.kind(root / tasks.source)
+    if kind is None:
+        raise ConfigError(f"{label}: tasks.source {tasks.source!r} must be {SOURCES}; {root / tasks.source} is none")
+    for key in ("columns", "verifier"):
+        if kind == "folders" and key in tasks.model_fields_set:
+            raise ConfigError(f"{label}: key 'tasks.{key}' has no effect on task folders, which {tasks.source!r} holds")
+    try:
+        if tasks.verifier is not None:
+            verifier_files(tasks.verifier, root)
+    except TasksError as e:
+        raise ConfigError(f"{label}: {e}") from None
+
+
+def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
+    """Refuse a secret's variable that is not set, before any job.
+
+    Raises:
+        ConfigError: names the key and the variable; nothing of a value.
+    """
+    name = config.server.api_key_env
+    if name is not None and not os.environ.get(name, "").strip():
+        raise ConfigError(
+            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
+        )
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:

@@ -170,7 +170,7 @@ ROLLOUTS = Table(
         Column("limits", LIMITS, "Limits in force: the task's, lowered by the config's."),
         Column("sampling", SAMPLING, "Sampling sent upstream with every call."),
         Column("seed", _i64, "Seed of the rollout; not sent upstream where the server cannot take it."),
-        Column("policy", _str, "Policy sampled from: a checkpoint's name (RUN@k), folder or URL."),
+        Column("policy", _str, "Policy sampled from: a checkpoint's name (RUN@k), folder, or URL#MODEL."),
     ),
     ("purpose", "cell", "iteration"),
 )
@@ -202,14 +202,16 @@ EPISODES = Table(
         Column("verifier_version", _str, "Version of the verifier that ran."),
         Column("isolation", _str, "Isolation actually reached, of the commands and of the harness process."),
         Column("network", _str, "Network mode actually used."),
-        Column("policy_version", _str, "iteration@sha256 of the weights sampled from."),
+        Column("policy_version", _str, "iteration@sha256 of the weights sampled from; none@URL for an endpoint."),
         Column("status", _str, "How it ended; openforge/rollout/status.py has the table."),
         Column("message", _str, "One sentence on an end that is not `completed`.", True),
         Column("harness_exit", _i32, "Exit code of the harness; NULL if it was killed or never ran.", True),
         Column("verifier_output", _str, "The verifier's JSON line; NULL if it gave none.", True),
         Column("turns", _i32, "Calls answered."),
-        Column("prompt_tokens", _i64, "Prompt tokens over all calls."),
-        Column("response_tokens", _i64, "Sampled tokens over all calls."),
+        Column("prompt_tokens", _i64, "Prompt tokens over all calls; NULL where an endpoint did not tell them.", True),
+        Column(
+            "response_tokens", _i64, "Sampled tokens over all calls; NULL where an endpoint did not tell them.", True
+        ),
         Column("seconds", SECONDS, "Seconds by phase; a phase not reached is NULL."),
         Column("started", pa.timestamp("us", tz="UTC"), "Start of the attempt."),
         Column("artifacts", _str, "Path of kept artifacts below results/<run>/; NULL if none were kept.", True),
@@ -229,7 +231,9 @@ CALLS = Table(
         Column("prefix_of", _i32, "Storage: call whose prompt + response shares the longest prefix.", True),
         Column("prefix_len", _i32, "Storage: tokens of that prefix; 0 without prefix_of."),
         Column("prompt_suffix_ids", _ids, "Storage: prompt token ids after the prefix."),
-        Column("prompt_tokens", _i32, "Length of the whole prompt in tokens."),
+        Column(
+            "prompt_tokens", _i32, "Length of the whole prompt in tokens; NULL where an endpoint did not tell it.", True
+        ),
         Column("parent", _i32, "Training: call whose prompt + response this prompt exactly extends.", True),
         Column("response_token_ids", _ids, "Sampled token ids, the stop token included."),
         Column("logprobs", _floats, "Log-probability of each sampled token under the sampling distribution."),

@@ -1,5 +1,6 @@
 # Configurations by run, and what each job reads. Parsing needs neither GPU, model, network nor keys.
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -47,6 +48,18 @@ def named_runs():
     return named or [n for n in names if config and n == "demo"]
 
 
+def check_variables(name, c):
+    """A missing secret stops a run; a dry run, which needs none, only says so."""
+    try:
+        config_paths.check_variables(name, c)
+    except typed.ConfigError as e:
+        if not any(
+            re.fullmatch("--dry-?run|-[A-Za-z]*n[A-Za-z]*", w) for w in sys.argv
+        ):
+            raise
+        print(f"warning: {e}", file=sys.stderr)
+
+
 def load_runs():
     """Every valid configuration; --config is laid over the runs that the command line names.
 
@@ -68,6 +81,7 @@ def load_runs():
                 config_paths.check_frozen(
                     name, runs[name], run_dir(name), anew=k is not None
                 )
+                check_variables(name, runs[name])
                 if isinstance(runs[name], typed.EvalConfig):
                     policies.check(runs[name], root)
         except typed.ConfigError as e:
@@ -178,9 +192,7 @@ def attempt_of(wildcards, attempt):
 
     Only the command that a person types knows the `retries` of its profile: it starts its jobs with none of their own.
     """
-    os.environ.setdefault(
-        "OPENFORGE_RETRIES", str(workflow.execution_settings.retries)
-    )
+    os.environ.setdefault("OPENFORGE_RETRIES", str(workflow.execution_settings.retries))
     return attempt
 
 

@@ -15,7 +15,16 @@ PACKAGE = "openforge"
 STAGES = ("tasks", "plan", "rollout", "score", "samples", "train", "eval", "report")
 LIBRARIES = ("policy", "proxy", "sandboxes", "harnesses", "environments")
 # The table of statuses is a meeting place that stands with the stage that sets them.
-MEETING_PLACES = ("tables", "store", "config", "config_reading", "config_docs", "software", "rollout.status")
+MEETING_PLACES = (
+    "tables",
+    "store",
+    "config",
+    "config_reading",
+    "config_docs",
+    "config_checks",
+    "software",
+    "rollout.status",
+)
 # (importer, imported): imports that no order forbids, and the modules below `imported` that are free.
 FORBIDDEN = {
     ("proxy", "environments"): (),

@@ -129,11 +129,55 @@ def test_an_ineffective_key_of_a_folder_of_tasks(tmp_path):
 
 
 def test_an_evaluation_suite_has_its_own_keys(tmp_path):
-    loaded = load(tmp_path, EVAL + "policy: demo@3\nserver: {url: 'http://127.0.0.1:1/v1'}", "eval_mine")
+    loaded = load(tmp_path, EVAL + "policy: demo@3", "eval_mine")
     assert isinstance(loaded.config, c.EvalConfig)
     assert loaded.config.policy == "demo@3"
     assert "unknown key 'iterations'" in refused(tmp_path, EVAL + "iterations: 3", "eval_mine")
     assert "'cells[0].at' has no effect" in refused(tmp_path, EVAL + "cells: [{name: a, at: last}]", "eval_mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("policy: demo@3\nserver: {url: 'http://h/v1'}", "name two policies; remove one"),
+        ("policy: ''", "policy is empty"),
+        ("policy: ftp://h/v1", "the endpoint 'ftp://h/v1' must be http://HOST:PORT/v1"),
+        ("server: {model: m}", "key 'server.model' has no effect without an endpoint"),
+        ("server: {api: openai}", "key 'server.api' has no effect without an endpoint"),
+        ("policy: demo@3\nserver: {api_key_env: K}", "key 'server.api_key_env' has no effect without an endpoint"),
+        ("server: {url: 'http://h/v1', dtype: float32}", "key 'server.dtype' has no effect while server.url is"),
+        ("cells: [{name: a, server: {url: 'http://h/v1'}}]", "key 'cells[0].server.url' has no effect: all cells"),
+        ("cells: [{name: a, server: {model: m}}]", "key 'cells[0].server.model' has no effect: all cells"),
+        ("tasks: {source: tiny, verifier: v.py}", "key 'tasks.verifier' has no effect on the generated tasks 'tiny'"),
+        ("tasks: {source: t.parquet, verifier_seconds: 3}", "'tasks.verifier_seconds' has no effect without"),
+        ("tasks: {source: t.parquet, columns: {instructon: p}}", "did you mean 'tasks.columns.instruction'?"),
+        ("tasks: {source: t.parquet, columns: {task_id: 3}}", "key 'tasks.columns.task_id' is 3"),
+    ],
+)
+def test_what_an_evaluation_cannot_mean_is_a_sentence(tmp_path, text, sentence):
+    base = EVAL if "tasks:" not in text else "model: tiny-random\n"
+    assert sentence in refused(tmp_path, base + text, "eval_mine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: https://user:sk-canary@h/v1",
+        "policy: https://h/v1?key=sk-canary",
+        "server: {url: 'https://sk-canary@h/v1'}",
+        "server: {url: 'https://h/v1', api_key_env: sk-canary}",
+    ],
+)
+def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, text):
+    message = refused(tmp_path, EVAL + text, "eval_mine")
+    assert "server.api_key_env" in message and "sk-canary" not in message
+
+
+def test_an_endpoint_may_be_the_url_or_the_policy(tmp_path):
+    for text in ("server: {url: 'http://h/v1', model: m}", "policy: http://h/v1\nserver: {model: m, api: vllm}"):
+        assert load(tmp_path, EVAL + text, "eval_mine").config.server.model == "m"
+    over = {"policy": "http://h/v1", "server": {"api_key_env": "K"}}
+    assert load(tmp_path, EVAL, "eval_mine", over).config.server.api_key_env == "K"
 
 
 def test_whole_numbers_are_floats_too(tmp_path):
@@ -275,7 +319,7 @@ def test_overrides_are_typed_and_laid_over(tmp_path, option, key, value):
         ("server={device: gpu}", "key 'server.kv_cache_gb' has no effect while server.device is \"gpu\""),
         ("actor={optim: {lr: 010}}", "key 'actor.optim.lr' is \"010\""),
         ("rollout=3", "rollout must be a mapping of keys, not 3"),
-        ("iterations=", "key 'iterations' is null"),
+        ("iterations=", "--config: iterations= is empty; give it a value, or null for none"),
     ],
 )
 def test_a_wrong_override_is_a_sentence(tmp_path, option, sentence):

@@ -27,7 +27,12 @@ def test_every_configuration_here_names_what_exists(name: str) -> None:
     ("over", "sentence"),
     [
         ({"model": "no/model"}, r"config/r\.yaml: model 'no/model' must be a model folder, a hub id with its revision"),
-        ({"tasks": {"source": "nosuch"}}, r"tasks\.source 'nosuch' must be demo, tiny, or a folder"),
+        ({"tasks": {"source": "nosuch"}}, r"tasks\.source 'nosuch' must be demo, tiny, a folder of task folders, a"),
+        ({"tasks": {"source": "empty", "verifier": "v.py"}}, r"'tasks\.verifier' has no effect on task folders"),
+        (
+            {"tasks": {"source": "t.parquet", "verifier": "v.py"}},
+            r"v\.py must be a script, or a folder with verify\.py",
+        ),
         ({"harness": {"config": "no.yaml"}}, r"harness\.config 'no\.yaml': .*no\.yaml does not exist"),
         ({"server": {"chat_template": "no.jinja"}}, r"server\.chat_template 'no\.jinja'"),
         ({"cells": [{"name": "a", "harness": {"config": "no.yaml"}}]}, r"cells\[0\]\.harness\.config"),
@@ -36,8 +41,23 @@ def test_every_configuration_here_names_what_exists(name: str) -> None:
     ],
 )
 def test_what_does_not_exist_is_a_sentence(over: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t.parquet").touch()
     with pytest.raises(ConfigError, match=sentence):
         config_paths.check("r", run(**over), tmp_path)
+
+
+def test_a_secrets_variable_must_be_set_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = {"url": "http://h/v1", "api_key_env": "MY_ENDPOINT_KEY"}
+    config = EvalConfig.model_validate({"model": "tiny-random", "tasks": {"source": "tiny"}, "server": server})
+    for value in (None, " "):
+        monkeypatch.delenv("MY_ENDPOINT_KEY", raising=False)
+        if value:
+            monkeypatch.setenv("MY_ENDPOINT_KEY", value)
+        with pytest.raises(ConfigError, match=r"names the environment variable MY_ENDPOINT_KEY, which is not set"):
+            config_paths.check_variables("eval_r", config)
+    monkeypatch.setenv("MY_ENDPOINT_KEY", "sk")
+    config_paths.check_variables("eval_r", config)
 
 
 def test_a_policy_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:

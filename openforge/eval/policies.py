@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from openforge.config import Cell, ConfigError, EvalConfig, RunConfig, Server
+from openforge.proxy import wire
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Reference:
     Attributes:
         kind: model (to be prepared), checkpoint (RUN@k, used where it stands) or url (an endpoint).
         value: the words of the configuration.
+        model: the model asked for at an endpoint, where the configuration names one.
         slug: its name in paths; `base` for the config's own model.
         k: the iteration's path part: 0000 for the base, the checkpoint's number for RUN@k, else none.
     """
@@ -28,6 +30,12 @@ class Reference:
     k: str
     run: str = ""
     iteration: int = -1
+    model: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The policy column of its rollouts: two models of one endpoint are two policies."""
+        return self.value if self.model is None else f"{self.value}#{self.model}"
 
 
 def _slug(value: str) -> str:
@@ -41,11 +49,12 @@ def reference(config: EvalConfig) -> Reference:
     Raises:
         ConfigError: RUN@k with a k that is no number.
     """
-    value = config.policy
+    value = config.policy or config.server.url
     if value is None:
         return Reference("model", config.model, "base", "0000")
     if value.startswith(("http://", "https://")):
-        return Reference("url", value, _slug(value), "none")
+        endpoint = Reference("url", value, "", "none", model=config.server.model)
+        return replace(endpoint, slug=_slug(endpoint.label))
     run, at, k = value.partition("@")
     if at and re.fullmatch(r"[a-z0-9_]+", run):
         if not re.fullmatch(r"[0-9]+", k):
@@ -63,7 +72,7 @@ def check(config: EvalConfig, root: Path) -> None:
     """Refuse a policy that cannot be read, before any job.
 
     Raises:
-        ConfigError: RUN@k that is malformed or was never trained.
+        ConfigError: RUN@k that is malformed or was never trained; sampling that an endpoint cannot take.
     """
     ref = reference(config)
     if ref.kind == "checkpoint" and not checkpoint_file(ref, root).exists():
@@ -71,6 +80,11 @@ def check(config: EvalConfig, root: Path) -> None:
             f"policy {ref.value}: results/{ref.run}/checkpoints/{ref.iteration:04d} does not exist; "
             f"train it first: snakemake train_{ref.run}"
         )
+    if ref.kind == "url" and config.server.api == "openai":
+        for cell in config.cells:
+            problem = wire.not_taken(cell.sampling.model_dump())
+            if problem is not None:
+                raise ConfigError(f"cell {cell.name}: {problem}")
 
 
 def evaluated(cell: Cell, last: int) -> list[int]:
@@ -81,7 +95,7 @@ def evaluated(cell: Cell, last: int) -> list[int]:
 def name(run: str, config: RunConfig | EvalConfig, iteration: int | None) -> str:
     """The policy column of an evaluation's rollouts: RUN@k, or the words of the configuration."""
     if isinstance(config, EvalConfig):
-        return reference(config).value
+        return reference(config).label
     return f"{run}@{iteration}"
 
 
@@ -91,5 +105,6 @@ def server(config: RunConfig | EvalConfig, cell: Cell | None) -> Server:
     if isinstance(config, EvalConfig):
         ref = reference(config)
         if ref.kind == "url":
-            return own.model_copy(update={"url": ref.value})
+            same = {k: getattr(config.server, k) for k in ("api", "model", "api_key_env")}
+            return own.model_copy(update={"url": ref.value, **same})
     return own

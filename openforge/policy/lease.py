@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -12,15 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from openforge import software
 from openforge.config import Server as ServerConfig
 from openforge.policy import process
+from openforge.policy.endpoint import Endpoint, Link, attach
 from openforge.policy.keeper import wait_until_dead
 from openforge.policy.probe import PolicyMismatch
 from openforge.policy.server import MODEL, ServerError, last_lines
@@ -28,53 +24,6 @@ from openforge.policy.state import Place, send, server_key, sweep
 from openforge.policy.weights import check_kept
 
 __all__ = ["Endpoint", "Link", "PolicyMismatch", "ServerError", "lease"]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a policy answers.
-
-    Attributes:
-        base_url: an OpenAI base URL, `/v1` included, without a slash at its end.
-        api_key: to be sent as `Authorization: Bearer`.
-        model: the name to ask for.
-        context_window: tokens of prompt and response together.
-        policy_version: iteration@sha256 of the weights, or the version given for a foreign endpoint.
-        link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
-    """
-
-    base_url: str
-    api_key: str
-    model: str
-    context_window: int
-    policy_version: str
-    link: Link | None = field(default=None, compare=False)
-
-
-class Link:
-    """What a lease and its keeper tell each other while it lasts."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def progress(self) -> None:
-        """The job's work gets on: the server's restarts so far are forgiven."""
-        # A keeper that is gone is said by `listen`.
-        with contextlib.suppress(OSError):
-            send(self._sock, {"op": "progress"})
-
-    async def listen(self, restarting: Callable[[str], None]) -> str:
-        """Wait until the server is lost; why. `restarting` is called with why whenever it is started again."""
-        loop, rest = asyncio.get_running_loop(), b""
-        self._sock.setblocking(False)
-        while data := await loop.sock_recv(self._sock, 65536):
-            *lines, rest = (rest + data).split(b"\n")
-            for message in map(json.loads, lines):
-                if "lost" in message:
-                    return str(message["lost"])
-                if "restart" in message:
-                    restarting(message["restart"])
-        return "the keeper of the policy server is gone, and the server with it"
 
 
 def _report(line: str) -> None:
@@ -114,7 +63,7 @@ def lease(
         SoftwareMissing: its environment is not built.
     """
     if cfg.url is not None:
-        yield _attach(cfg.url, cfg.max_model_len, version)
+        yield attach(cfg, version, progress)
         return
     if policy_dir is not None:
         check_kept(policy_dir)
@@ -135,7 +84,7 @@ def lease(
     base_url = f"http://127.0.0.1:{answer['port']}/v1"
     try:
         with sock:
-            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, Link(sock))
+            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, link=Link(sock))
     finally:
         if not cfg.warm:
             _end(place)
@@ -243,20 +192,3 @@ def _end(place: Place) -> None:
     if keeper is not None and not wait_until_dead(keeper, 60):
         process.end_session(keeper)
         sweep(place.folder)
-
-
-def _attach(url: str, window: int, version: str) -> Endpoint:
-    """Someone else's OpenAI-compatible endpoint; its key comes from OPENFORGE_API_KEY."""
-    base, key = url.rstrip("/"), os.environ.get("OPENFORGE_API_KEY", "")
-    try:
-        answer = httpx.get(f"{base}/models", headers={"Authorization": f"Bearer {key}"}, timeout=30)
-        answer.raise_for_status()
-        models = answer.json()["data"]
-        listed = {m["id"]: m for m in models}
-        model = MODEL if MODEL in listed else models[0]["id"]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as e:
-        raise ServerError(
-            f"server.url {url} lists no models at {base}/models ({e}); an OpenAI base URL such as http://HOST:PORT/v1 "
-            "is expected, with its key in OPENFORGE_API_KEY"
-        ) from e
-    return Endpoint(base, key, model, int(listed[model].get("max_model_len") or window), version)

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from openforge.proxy import wire
 from openforge.proxy.control import Control, door_of, unix_listener
 from openforge.proxy.journal import Journal
 from openforge.proxy.server import Gate
@@ -26,8 +27,8 @@ REUSE_SECONDS = 4.0
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m openforge.proxy", description=__doc__)
-    p.add_argument("--upstream", required=True, metavar="URL", help="policy server, without /v1")
-    p.add_argument("--upstream-key", metavar="K", help="its API key (default: $OPENFORGE_UPSTREAM_KEY)")
+    p.add_argument("--upstream", required=True, metavar="URL", help="OpenAI base URL of the policy server")
+    p.add_argument("--api", choices=["vllm", "openai"], default="vllm", help="which fields it takes")
     p.add_argument("--model", default="policy", help="name the policy server knows the policy by")
     p.add_argument("--journal", required=True, type=Path, metavar="DIR", help="folder of the journal")
     p.add_argument("--control", required=True, type=Path, metavar="PATH", help="UNIX socket to control it by")
@@ -51,9 +52,12 @@ async def serve(args: argparse.Namespace) -> None:
     # Deadlines are the sessions' own.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     paths = [args.control, door_of(args.control)]
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as client:
-        key = args.upstream_key or os.environ.get("OPENFORGE_UPSTREAM_KEY")
-        upstream = Upstream(args.upstream, key, client, args.patience_seconds, args.probe_seconds)
+    # An endpoint out in the world may be reachable by the environment's HTTP proxy only.
+    trust = not wire.is_loopback(args.upstream)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=trust) as client:
+        # By the environment only: every user of a machine can read command lines.
+        key = os.environ.get("OPENFORGE_UPSTREAM_KEY")
+        upstream = Upstream(args.upstream, key, client, args.api, args.patience_seconds, args.probe_seconds)
         control = Control(gate, journal, upstream, args.model)
         sockets = [unix_listener(path) for path in paths]
         runner = web.AppRunner(control.app(), access_log=None, shutdown_timeout=1.0)

@@ -7,6 +7,8 @@ from typing import Any
 
 Json = dict[str, Any]
 
+REDACTED = "[session key]"
+
 
 class Refusal(Exception):
     """A request that gets an error instead of an answer; the dialect renders it in its own shape."""

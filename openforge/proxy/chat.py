@@ -11,7 +11,7 @@ from openforge.proxy.calls import Call, Json, Refusal, Request
 
 PATH = "chat/completions"
 DIALECT = "chat"
-FORWARDED = ("stop", "tool_choice", "parallel_tool_calls", "response_format")
+FORWARDED = ("stop", "tool_choice", "parallel_tool_calls", "response_format", "seed")
 TOP_LOGPROBS_MOST = 20
 
 
@@ -82,7 +82,8 @@ def render(call: Call, request: Request) -> bytes:
         "finish_reason": call.answer.finish_reason,
         "logprobs": _logprobs(call, request),
     }
-    body = _head(call, request, "chat.completion") | {"choices": [choice], "usage": call.answer.usage}
+    usage: Json = {"usage": call.answer.usage} if call.answer.usage else {}
+    body = _head(call, request, "chat.completion") | {"choices": [choice]} | usage
     return json.dumps(body).encode()
 
 
@@ -104,7 +105,7 @@ def stream(call: Call, request: Request) -> bytes:
     usage: Json = {"usage": None} if request.include_usage else {}
     events = [head | {"choices": [c]} | usage for c in chunks]
     if request.include_usage:
-        events.append(head | {"choices": [], "usage": call.answer.usage})
+        events.append(head | {"choices": [], "usage": call.answer.usage or None})
     return b"".join(event(e) for e in events) + b"data: [DONE]\n\n"
 
 
@@ -119,9 +120,9 @@ def error(refusal: Refusal) -> Json:
     return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}}
 
 
-def models(model: str, window: int) -> Json:
-    """The answer to GET /v1/models: the one model of the session."""
-    entry = {"id": model, "object": "model", "created": 0, "owned_by": "openforge", "max_model_len": window}
+def models(window: int) -> Json:
+    """The answer to GET /v1/models: the one model of a session, under the name that harnesses are given."""
+    entry = {"id": "policy", "object": "model", "created": 0, "owned_by": "openforge", "max_model_len": window}
     return {"object": "list", "data": [entry]}
 
 

@@ -19,6 +19,7 @@ import aiohttp
 
 from openforge.proxy.calls import Json
 from openforge.proxy.control import door_of
+from openforge.proxy.wire import Api
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -35,7 +36,7 @@ class Summary:
     Attributes:
         calls: answered calls in the journal, undelivered ones included.
         turns: answers whose body went out whole.
-        prompt_tokens, response_tokens: sums over `calls`.
+        prompt_tokens, response_tokens: sums over `calls`; None where an answer came without usage.
         budget_exhausted: a limit of turns or tokens was refused or cut an answer.
         policy_failed: why the policy server gave no answer; None if it always did.
         records: the session's journal records, for `lineage.call_rows`.
@@ -43,8 +44,8 @@ class Summary:
 
     calls: int
     turns: int
-    prompt_tokens: int
-    response_tokens: int
+    prompt_tokens: int | None
+    response_tokens: int | None
     budget_exhausted: bool
     policy_failed: str | None
     records: list[Json]
@@ -201,6 +202,7 @@ async def start_proxy(
     journal: Path,
     *,
     upstream_key: str | None = None,
+    api: Api = "vllm",
     model: str = "policy",
     control: Path | None = None,
     port: int | None = None,
@@ -213,7 +215,8 @@ async def start_proxy(
     """Start `python -m openforge.proxy` and wait until it listens. It ends with this process.
 
     Args:
-        upstream: URL of the policy server, without /v1.
+        upstream: OpenAI base URL of the policy server.
+        api: which fields it takes; see `wire`.
         journal: folder of the journal and of proxy.log.
         control: path of the control socket; a private folder of its own without one.
         port: also serve on 127.0.0.1:port (0: a free one, see `Proxy.port`).
@@ -226,6 +229,7 @@ async def start_proxy(
     assert at is not None
     options = {
         "--upstream": upstream,
+        "--api": api,
         "--model": model,
         "--journal": journal,
         "--control": at,

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openforge.proxy.calls import Json
+from openforge.proxy.calls import REDACTED, Json
 
 
 class JournalError(RuntimeError):
@@ -35,13 +35,17 @@ class Journal:
         self._end = 0
         self._dirty = False
 
-    def append(self, record: Json) -> tuple[int, int]:
+    def append(self, record: Json, hide: str = "") -> tuple[int, int]:
         """Write one record with one write(2); returns its (offset, length) in the file.
+
+        Args:
+            hide: a secret of URL-safe characters, which the file shows as `REDACTED` instead.
 
         Raises:
             JournalError: it could not be written whole; the file then ends with the record before it.
         """
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(record, separators=(",", ":"))
+        line = (text.replace(hide, REDACTED) if hide else text).encode() + b"\n"
         try:
             written = os.write(self._fd, line)
         except OSError as e:

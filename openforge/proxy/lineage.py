@@ -94,6 +94,7 @@ def _images(c: _Call) -> bool:
 #: Why a call is not trained, the first that holds: name -> (meaning, test).
 REASONS: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "no_token_ids": ("upstream gave no prompt or response ids", _no_ids),
+    "foreign_policy": ("an endpoint's weights are not ours", lambda c: c.record["policy_version"].startswith("none@")),
     "empty": ("nothing was sampled", lambda c: not c.ids),
     "count_mismatch": ("ids, logprobs and usage disagree in number", _count_mismatch),
     "no_logprob": ("a sampled token has no usable log-probability", _no_logprob),
@@ -289,7 +290,7 @@ def _row(calls: list[_Call], c: _Call, prefix: tuple[int | None, int], blobs: di
         "prefix_of": prefix_of,
         "prefix_len": prefix_len,
         "prompt_suffix_ids": (r["prompt_token_ids"] or [])[prefix_len:],
-        "prompt_tokens": len(c.prompt) // _WIDTH or r["usage"].get("prompt_tokens") or 0,
+        "prompt_tokens": len(c.prompt) // _WIDTH or _told(r["usage"].get("prompt_tokens")),
         "parent": c.parent,
         "response_token_ids": c.ids,
         "logprobs": r["logprobs"] or [],
@@ -307,6 +308,11 @@ def _row(calls: list[_Call], c: _Call, prefix: tuple[int | None, int], blobs: di
         "arrived": datetime.fromtimestamp(r["arrived"], UTC),
         "latency": r["latency"],
     }
+
+
+def _told(count: Any) -> int | None:
+    """A count that upstream told; NULL for none, never a guess."""
+    return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
 def _split_system(messages: list[Json]) -> tuple[str | None, list[Json]]:

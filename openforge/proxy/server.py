@@ -86,7 +86,7 @@ class Gate:
             session.authorize(request.headers)
             session.refuse_if_closed()
             if action == ("GET", "models"):
-                return web.json_response(chat.models(session.config.model, session.config.context_window))
+                return web.json_response(chat.models(session.config.context_window))
             return await self._chat(request, session)
         except Refusal as e:
             return refused(e)

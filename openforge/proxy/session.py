@@ -13,12 +13,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from openforge.proxy import wire
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
 from openforge.proxy.journal import Journal, JournalError
-from openforge.proxy.upstream import PolicyFailed, Upstream, payload
+from openforge.proxy.upstream import PolicyFailed, Upstream
 
 # 404 ends a harness at once: mini-swe-agent sleeps and retries through any 400, 403 and 429, up to ten times.
 FINAL = 404
+# A shorter secret could be a word of the record itself; the engine's have 32 characters.
+HIDDEN_LEAST = 16
+# What clients expect; others are recorded as told, and shown to the harness as what they amount to.
+FINISHES = ("stop", "length", "tool_calls", "content_filter", "abort")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Config:
     """
 
     episode_id: str
-    secret: str
+    secret: str = field(repr=False)
     sampling: Json
     turns: int | None
     tokens: int | None
@@ -110,8 +115,9 @@ class Session:
     budget_exhausted: bool = False
     policy_failed: str | None = None
     calls: int = 0
-    prompt_tokens: int = 0
-    response_tokens: int = 0
+    # None once an answer came without usage: a sum over the rest would be no count.
+    prompt_tokens: int | None = 0
+    response_tokens: int | None = 0
     sent: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
     _arrivals: int = 0
@@ -180,7 +186,7 @@ class Session:
             (turns, len(self.sent | self.open), "turns"),
             (tokens, self.response_tokens, "tokens"),
         ):
-            if limit is not None and used >= limit:
+            if limit is not None and used is not None and used >= limit:
                 self.budget_exhausted = True
                 raise Refusal(FINAL, "budget_exhausted", f"the episode's budget of {what} is used up")
 
@@ -188,13 +194,13 @@ class Session:
         most = self.config.context_window
         for limit in (request.max_tokens, self.config.sampling.get("max_tokens")):
             most = min(most, limit) if limit else most
-        if self.config.tokens is None:
+        if self.config.tokens is None or self.response_tokens is None:
             return most
         return max(1, min(most, self.config.tokens - self.response_tokens))
 
     async def _generate(self, call: int, request: Request, arrived: float) -> Call:
         most = self._max_tokens(request)
-        body = payload(request, self.config.model, self.config.sampling, most)
+        body = wire.payload(self.upstream.api, request, self.config.model, self.config.sampling, most)
         begun = time.monotonic()
         wait = self._waits[call] = Wait(begun)
         try:
@@ -203,6 +209,7 @@ class Session:
             )
             self.refuse_if_closed()
             self._answered(wait)
+            self._count(answer)
             latency, sampling = time.monotonic() - begun, {**self.config.sampling, "max_tokens": most}
             self._record(call, request, arrived, latency, sampling, answer)
         except (PolicyFailed, JournalError) as e:
@@ -221,7 +228,7 @@ class Session:
             if wait.ended is None:
                 self._waits.pop(call, None)
         used = self.response_tokens
-        if answer.finish_reason == "length" and self.config.tokens is not None and used >= self.config.tokens:
+        if answer.finish_reason == "length" and self.config.tokens is not None and (used or 0) >= self.config.tokens:
             self.budget_exhausted = True
         return Call(call, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), _shown(answer, request))
 
@@ -230,6 +237,16 @@ class Session:
         if wait.trouble is not None:
             self._outage += time.monotonic() - wait.begun
         self._waits = {call: w for call, w in self._waits.items() if w.ended is None}
+
+    def _count(self, answer: Answer) -> None:
+        prompt = _counted(answer.usage.get("prompt_tokens"), answer.prompt_token_ids)
+        response = _counted(answer.usage.get("completion_tokens"), answer.response_token_ids)
+        if response is None and self.config.tokens is not None:
+            raise PolicyFailed(
+                f"{self.upstream.url} tells no usage, without which limits.tokens cannot be held; unset it"
+            )
+        self.prompt_tokens = _plus(self.prompt_tokens, prompt)
+        self.response_tokens = _plus(self.response_tokens, response)
 
     # ---- the record -----------------------------------------------------------------------------
     def _record(
@@ -259,8 +276,6 @@ class Session:
             }
         )
         self.calls += 1
-        self.prompt_tokens += _count(answer.usage.get("prompt_tokens"), answer.prompt_token_ids)
-        self.response_tokens += _count(answer.usage.get("completion_tokens"), answer.response_token_ids)
 
     def _failed(self, call: int, arrived: float, reason: str) -> None:
         self.open.discard(call)
@@ -316,7 +331,8 @@ class Session:
 
     def _write(self, record: Json) -> None:
         line = {"record": record["record"], "episode_id": self.config.episode_id, **record}
-        self._places.append(self.journal.append(line))
+        secret = self.config.secret
+        self._places.append(self.journal.append(line, hide=secret if len(secret) >= HIDDEN_LEAST else ""))
 
     def state(self) -> Json:
         """The session's figures so far."""
@@ -341,7 +357,10 @@ def _shown(answer: Answer, request: Request) -> Answer:
     """What a harness may see again on a resend; ids are in the journal and would fill the memory here."""
     content = None if request.top_logprobs is None else answer.logprobs_content
     bare = replace(answer, prompt_token_ids=None, response_token_ids=None, logprobs=None)
-    return replace(bare, logprobs_content=content)
+    finish = answer.finish_reason
+    if finish not in FINISHES:
+        finish = "tool_calls" if answer.message.get("tool_calls") else "stop"
+    return replace(bare, logprobs_content=content, finish_reason=finish)
 
 
 def _alive(task: asyncio.Task[Call]) -> bool:
@@ -349,5 +368,12 @@ def _alive(task: asyncio.Task[Call]) -> bool:
     return not task.done() or (not task.cancelled() and task.exception() is None)
 
 
-def _count(told: Any, ids: list[int] | None) -> int:
-    return told if isinstance(told, int) else len(ids or ())
+def _counted(told: Any, ids: list[int] | None) -> int | None:
+    """Tokens by usage, else by ids; None where upstream told neither."""
+    if isinstance(told, int) and not isinstance(told, bool):
+        return told
+    return None if ids is None else len(ids)
+
+
+def _plus(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more

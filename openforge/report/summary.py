@@ -12,6 +12,7 @@ from typing import Any
 
 from openforge import __version__, store
 from openforge.config import EvalConfig, RunConfig
+from openforge.eval import policies
 from openforge.eval.estimate import clustered
 
 # Cells whose names give the headline: sampled at temperature 1, and greedy.
@@ -185,7 +186,7 @@ def _add_leaves(data: Mapping[str, Any], where: str, out: dict[str, int]) -> Non
 
 
 def _versions(tables: store.Reader, config: RunConfig | EvalConfig, root: Path) -> dict[str, Any]:
-    names = [] if config.server.url else [f"serve-{config.server.device}"]
+    names = [] if policies.server(config, None).url else [f"serve-{config.server.device}"]
     if isinstance(config, RunConfig):
         names.append(f"train-{config.trainer.device}")
     sql = "SELECT DISTINCT harness, harness_version AS version FROM episodes ORDER BY ALL"

@@ -19,6 +19,8 @@ from typing import Any
 from openforge import environments, harnesses, tables
 from openforge.environments import EnvCallResult, verdict
 from openforge.policy.lease import Endpoint
+from openforge.policy.server import MODEL
+from openforge.proxy.calls import REDACTED
 from openforge.proxy.client import KeptProxy, Proxy, ProxyError, Summary
 from openforge.rollout.gate import Gate
 from openforge.rollout.machine import Machine
@@ -121,7 +123,7 @@ class Shard:
         reward = None
         if episode["verifier_output"] is not None and ENDS[episode["status"]].verified:
             reward = verdict.parse(episode["verifier_output"]).score
-        self.progress.ended(reward, episode["response_tokens"])
+        self.progress.ended(reward, episode["response_tokens"] or 0)
 
     async def _episode(self, row: Mapping[str, Any], proxy: Proxy, attempt: int, started: datetime) -> dict[str, Any]:
         """One attempt: sandbox, session, environment, evidence. Never raises for what befalls the episode alone.
@@ -132,7 +134,7 @@ class Shard:
         out = self.book.row(row, attempt, started)
         episode_id, clock, mark = out["episode_id"], time.monotonic(), self.machine.mark()
         sandbox = None
-        session = Session(proxy, episode_id)
+        session, secret = Session(proxy, episode_id), secrets.token_urlsafe(24)
         try:
             sandbox = await self.backend.create(episode_id, network=row["network"], binds=self.harness.binds())
             # The harness process lives where its commands run: what one can reach, the other can.
@@ -141,7 +143,6 @@ class Shard:
             )
             out["isolation"] = f"commands and harness: {sandbox.isolation}; reach: {reach}"
             out["network"] = sandbox.network
-            secret = secrets.token_urlsafe(24)
             await proxy.open_session(
                 episode_id,
                 secret=secret,
@@ -159,13 +160,15 @@ class Shard:
             env = environments.create_env(row["environment"], sandbox)
             run = env.run(
                 task=row,
-                llm_args=environments.llm_args(base_url, secret, self.endpoint.model, self.endpoint.context_window),
+                # Always the same name: client libraries treat models that they know by name in ways of their own.
+                llm_args=environments.llm_args(base_url, secret, MODEL, self.endpoint.context_window),
                 harness=self.harness,
                 harness_options=json.loads(row["harness_options"]),
                 limits=row["limits"],
                 session=session.close,
             )
             result = await while_alive(proxy, run)
+            hide(result, secret)
             self._fill(out, result)
             if self.machine.short_of_memory(mark, result.harness_exit, result.verifier_exit):
                 out["status"], out["message"] = "sandbox_lost", "killed by the kernel for lack of memory"
@@ -185,6 +188,8 @@ class Shard:
             self.machine.look()
             await self._shut(session, sandbox)
         self.machine.check(mark)
+        if out["message"] is not None:
+            out["message"] = out["message"].replace(secret, REDACTED)
         if session.summary is not None:
             out["turns"] = session.summary.turns
             out["prompt_tokens"] = session.summary.prompt_tokens
@@ -215,6 +220,15 @@ class Shard:
         out["harness_version"] = result.harness_version or out["harness_version"]
         setup = out["seconds"]["setup"] + result.seconds.pop("setup", 0.0)
         out["seconds"] |= result.seconds | {"setup": setup}
+
+
+def hide(result: EnvCallResult, secret: str) -> None:
+    """Take the session's key out of what is kept: it opens nothing any more, but no key stands in a table."""
+    for name in ("verifier_output", "answer"):
+        text = getattr(result, name)
+        if text is not None:
+            setattr(result, name, text.replace(secret, REDACTED))
+    result.harness_log = result.harness_log.replace(secret.encode(), REDACTED.encode())
 
 
 class Session:

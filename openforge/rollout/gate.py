@@ -8,6 +8,7 @@ import time
 import aiohttp
 
 from openforge.policy.lease import Endpoint, ServerError
+from openforge.proxy import wire
 from openforge.rollout.progress import Progress
 
 ASK_SECONDS = 20.0
@@ -71,12 +72,13 @@ class Gate:
     async def _ask(self) -> str | None:
         """None if the server samples a token, or at least reads the request; else what it does instead."""
         body = {"model": self._endpoint.model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
-        headers = {"authorization": f"Bearer {self._endpoint.api_key}"}
+        key, url = self._endpoint.api_key, self._endpoint.base_url
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         try:
             async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers) as http,
-                http.post(f"{self._endpoint.base_url}/chat/completions", json=body) as r,
+                aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=not wire.is_loopback(url)) as http,
+                http.post(f"{url}/chat/completions", json=body) as r,
             ):
                 return None if r.status < 500 else f"status {r.status}"
         except (aiohttp.ClientError, OSError) as e:

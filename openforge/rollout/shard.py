@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from openforge import __version__, harnesses, interrupts, software
-from openforge.config import Server
+from openforge.config import ConfigError, Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
+from openforge.proxy import wire
 from openforge.proxy.client import KeptProxy, start_proxy
 from openforge.rollout import engine
 from openforge.rollout.gate import Gate
@@ -94,6 +95,9 @@ def run_shard(
             progress=job.say,
         ) as endpoint:
             job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
+            problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
+            if problem is not None:
+                raise ConfigError(f"cell {job.part['cell']}: {problem}")
             asyncio.run(_run(book, partial, endpoint, harness, job, server, cell.concurrency if cell else None))
         episodes = book.finished(partial)
     return Done(episodes, *evidence(episodes, partial), partial, job.run_dir / zipped)
@@ -113,9 +117,10 @@ async def _run(
     backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
     proxy = KeptProxy(
         lambda: start_proxy(
-            endpoint.base_url.removesuffix("/v1"),
+            endpoint.base_url,
             partial.journal,
             upstream_key=endpoint.api_key,
+            api=endpoint.api,
             model=endpoint.model,
         )
     )

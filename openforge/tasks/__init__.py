@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openforge.config import Tasks
+from openforge.config import EvalConfig, RunConfig, Tasks
 from openforge.environments.claw_eval.folder import (
     Unsupported,
     doubled_id,
@@ -22,13 +22,15 @@ from openforge.environments.claw_eval.folder import (
     task_folders,
     write_folder,
 )
-from openforge.tasks import demo, tiny
+from openforge.tasks import demo, layout, tiny
+from openforge.tasks.errors import TasksError
+from openforge.tasks.table import read_table
+
+__all__ = ["GENERATED", "SOURCES", "TasksError", "check_splits", "raw_tasks", "read_folders"]
 
 VERIFIER_SECONDS = 30.0
-
-
-class TasksError(ValueError):
-    """Raw tasks that cannot be had; the message names the folder or task."""
+GENERATED = {"demo": demo.generate, "tiny": tiny.generate}
+SOURCES = "demo, tiny, a folder of task folders, a .parquet file, or a folder of them"
 
 
 def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list[dict[str, Any]]:
@@ -41,11 +43,11 @@ def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list
         root: what a relative `tasks.source` starts from.
 
     Raises:
-        TasksError: the source does not exist or holds no task; two tasks have one id.
+        TasksError: the source does not exist, holds no task or a wrong one; two tasks have one id.
         FolderError: a task folder is not in the format.
     """
-    if config.source in ("demo", "tiny"):
-        make = {"demo": demo.generate, "tiny": tiny.generate}[config.source]
+    if config.source in GENERATED:
+        make = GENERATED[config.source]
         beside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         for task in make(config.train, config.heldout, config.unseen, config.seed):
@@ -54,16 +56,33 @@ def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list
         beside.rename(folder)
         rows = read_folders(folder, config.source)
     else:
-        source = root / config.source
-        if not source.is_dir():
-            raise TasksError(
-                f"tasks.source {config.source!r}: {source} is no folder; "
-                "it must be demo, tiny, or a folder of task folders"
-            )
-        rows = read_folders(source, source.name)
+        source, kind = root / config.source, layout.kind(root / config.source)
+        if kind is None:
+            raise TasksError(f"tasks.source {config.source!r}: {source} is no folder; it must be {SOURCES}")
+        table = kind == "table"
+        rows = read_table(source, config, environment, root) if table else read_folders(source, source.name)
     if not rows:
         raise TasksError(f"tasks.source {config.source!r} holds no task that can be run")
     return [r | {"environment": environment} for r in rows]
+
+
+def check_splits(rows: Iterable[Mapping[str, Any]], config: RunConfig | EvalConfig) -> None:
+    """Refuse tasks without a split that the run will draw from, before it has done anything.
+
+    Raises:
+        TasksError: names the key, the split, and the splits there are.
+    """
+    counts = Counter(r["split"] for r in rows)
+    there = ", ".join(f"{s} ({n})" for s, n in sorted(counts.items()))
+    asked = [(f"cells[{i}] ({c.name})", c.split, c.tasks or 1) for i, c in enumerate(config.cells)]
+    if isinstance(config, RunConfig) and config.iterations:
+        asked.append(("data.train_split", config.data.train_split, 1))
+    for key, split, least in asked:
+        if counts[split] < least:
+            raise TasksError(
+                f"{key} draws {least if least > 1 else 'tasks'} from split {split!r}, which has {counts[split]} tasks; "
+                f"the splits of {config.tasks.source!r} are {there}"
+            )
 
 
 def read_folders(base: Path, source: str) -> list[dict[str, Any]]:

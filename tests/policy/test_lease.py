@@ -198,14 +198,14 @@ def test_room_is_made_by_idle_servers_of_the_same_owner_only(stub: Stub) -> None
 
 def test_attached_endpoint_is_used_as_it_is(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     with take(stub, "a") as own:
-        monkeypatch.setenv("OPENFORGE_API_KEY", own.api_key)
-        cfg = Server(url=own.base_url + "/")
+        monkeypatch.setenv("ENDPOINT_KEY", own.api_key)
+        cfg = Server(url=own.base_url + "/", api_key_env="ENDPOINT_KEY")
         with lease(cfg, None, "foreign", state_dir=stub.state, job="eval") as endpoint:
             assert endpoint.base_url == own.base_url
             assert (endpoint.api_key, endpoint.model) == (own.api_key, "policy")
             assert (endpoint.context_window, endpoint.policy_version) == (777, "foreign")
-        monkeypatch.setenv("OPENFORGE_API_KEY", "wrong")
+        monkeypatch.setenv("ENDPOINT_KEY", "wrong")
         refused = lease(cfg, None, "foreign", state_dir=stub.state, job="eval")
-        with pytest.raises(ServerError, match="OPENFORGE_API_KEY"), refused:
+        with pytest.raises(ServerError, match="ENDPOINT_KEY"), refused:
             pass
     assert stub.log() == ["start a"]

@@ -181,6 +181,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ({"asked": {"tool_choice": "auto", "response_format": {"type": "text"}}}, None),
         ({"prompt_token_ids": None}, "no_token_ids"),
         ({"response_token_ids": None}, "no_token_ids"),
+        ({"policy_version": "none@http://h/v1"}, "foreign_policy"),
         ({"response_token_ids": [], "logprobs": []}, "empty"),
         ({"response_token_ids": [5]}, "count_mismatch"),
         ({"prompt_token_ids": [1]}, "count_mismatch"),

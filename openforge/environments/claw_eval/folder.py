@@ -88,12 +88,14 @@ def task_folders(base: Path) -> tuple[list[Path], list[Path]]:
     return tasks, others
 
 
-def doubled_id(ids: Mapping[Path, str]) -> str | None:
-    """The sentence on a task_id that several folders have; None if all differ."""
-    for task_id in ids.values():
-        names = [path.name for path, other in ids.items() if other == task_id]
+def doubled_id(ids: Mapping[Any, str], what: str = "folders") -> str | None:
+    """The sentence on a task_id that several places (paths, or texts) have; None if all differ."""
+    by_id: dict[str, list[str]] = {}
+    for place, task_id in ids.items():
+        by_id.setdefault(task_id, []).append(place.name if isinstance(place, Path) else str(place))
+    for task_id, names in by_id.items():
         if len(names) > 1:
-            return f"task_id {task_id!r} stands in several folders ({', '.join(names)}); ids must differ"
+            return f"task_id {task_id!r} stands in several {what} ({', '.join(names)}); ids must differ"
     return None
 
 
@@ -214,6 +216,13 @@ def make_verifier(
     return {"name": name, "version": _digest(body), **body, "seconds": float(seconds)}
 
 
+def check_placeholders(command: Sequence[str], where: str) -> None:
+    """Raises `FolderError` for a word in braces that the environment does not fill in."""
+    for word in command:
+        if re.fullmatch(r"\{\w+\}", word) and word not in PLACEHOLDERS:
+            raise FolderError(f"{where}: unknown placeholder {word}; known: {', '.join(PLACEHOLDERS)}")
+
+
 def safe_path(path: str, where: str) -> str:
     """The path if it is relative and stays inside its folder; `FolderError` otherwise."""
     pure = PurePosixPath(path)
@@ -309,7 +318,7 @@ def _agent_files(path: Path, keys: _Keys, environment: _Keys) -> list[dict[str, 
     for name in names:
         if (path / name).resolve().is_relative_to((path / "verifier").resolve()):
             raise FolderError(f"{where}: {name!r} lies in verifier/; the agent would see what judges it")
-    return _once(files, where)
+    return once(files, where)
 
 
 def _read_verifier(path: Path, keys: _Keys, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,14 +328,11 @@ def _read_verifier(path: Path, keys: _Keys, data: Mapping[str, Any]) -> dict[str
     # The format's own grader-only files come in with the verifier's, at the same time and place.
     grader = _Keys(keys.file, data).strings("sandbox_grader_files", [])
     files += [_file(path, path, f, f"{keys.file}: sandbox_grader_files") for f in grader]
-    _once(files, f"{where} and sandbox_grader_files" if grader else where)
+    once(files, f"{where} and sandbox_grader_files" if grader else where)
     command = keys.strings("command")
     if not command:
         raise FolderError(f"{keys.file}: key 'verifier.command' must not be empty")
-    for word in command:
-        if re.fullmatch(r"\{\w+\}", word) and word not in PLACEHOLDERS:
-            known = ", ".join(PLACEHOLDERS)
-            raise FolderError(f"{keys.file}: verifier.command: unknown placeholder {word}; known: {known}")
+    check_placeholders(command, f"{keys.file}: verifier.command")
     seconds = keys.seconds("timeout_seconds", None)
     if seconds is None:
         raise FolderError(f"{keys.file}: key 'verifier.timeout_seconds' is required (seconds the verifier may run)")
@@ -351,8 +357,8 @@ def _file(base: Path, folder: Path, name: str, where: str) -> dict[str, Any]:
     return {"path": name, "content": path.read_bytes(), "mode": path.stat().st_mode & 0o777}
 
 
-def _once(files: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The files, if no two have one path."""
+def once(files: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The files, if no two have one path; `FolderError` otherwise."""
     paths = [f["path"] for f in files]
     for path in paths:
         if paths.count(path) > 1:

@@ -1,0 +1,141 @@
+"""Where a policy answers, and how to attach to an endpoint that is someone else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from openforge.config import Server as ServerConfig
+from openforge.policy.server import MODEL, ServerError
+from openforge.policy.state import send
+from openforge.proxy import wire
+
+# Of a long list in a sentence.
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a policy answers.
+
+    Attributes:
+        base_url: an OpenAI base URL, `/v1` included, without a slash at its end.
+        api_key: to be sent as `Authorization: Bearer`; none is sent where it is empty.
+        model: the name to ask for.
+        context_window: tokens of prompt and response together.
+        policy_version: iteration@sha256 of the weights, or none@URL of a foreign endpoint.
+        api: the fields that it takes.
+        link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
+    """
+
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str
+    context_window: int
+    policy_version: str
+    api: wire.Api = "vllm"
+    link: Link | None = field(default=None, compare=False)
+
+
+class Link:
+    """What a lease and its keeper tell each other while it lasts."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def progress(self) -> None:
+        """The job's work gets on: the server's restarts so far are forgiven."""
+        # A keeper that is gone is said by `listen`.
+        with contextlib.suppress(OSError):
+            send(self._sock, {"op": "progress"})
+
+    async def listen(self, restarting: Callable[[str], None]) -> str:
+        """Wait until the server is lost; why. `restarting` is called with why whenever it is started again."""
+        loop, rest = asyncio.get_running_loop(), b""
+        self._sock.setblocking(False)
+        while data := await loop.sock_recv(self._sock, 65536):
+            *lines, rest = (rest + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "lost" in message:
+                    return str(message["lost"])
+                if "restart" in message:
+                    restarting(message["restart"])
+        return "the keeper of the policy server is gone, and the server with it"
+
+
+def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> Endpoint:
+    """Someone else's OpenAI-compatible endpoint at `cfg.url`, used as it is.
+
+    Raises:
+        ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for.
+    """
+    assert cfg.url is not None
+    base, key = wire.base_url(cfg.url), _key(cfg)
+    listed = _listed(base, key, cfg)
+    model = _model(cfg, listed, progress)
+    entry = listed.get(model, {})
+    api: wire.Api = "vllm" if entry.get("owned_by") == "vllm" else "openai"
+    if cfg.api != "auto":
+        api = cfg.api
+    window = entry.get("max_model_len")
+    return Endpoint(base, key, model, window if isinstance(window, int) else cfg.max_model_len, version, api)
+
+
+def _key(cfg: ServerConfig) -> str:
+    name = cfg.api_key_env
+    if name is None:
+        return ""
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ServerError(f"server.api_key_env names {name}, which is not set in this job's environment")
+    if not (key.isascii() and key.isprintable()):
+        raise ServerError(f"the key in {name} holds characters that no HTTP header can carry")
+    return key
+
+
+def _listed(base: str, key: str, cfg: ServerConfig) -> dict[str, Mapping[str, Any]]:
+    """The models that an endpoint lists, by name; none where it has no such route."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    where = f"server.url {cfg.url}: {base}/models"
+    try:
+        answer = httpx.get(f"{base}/models", headers=headers, timeout=30, trust_env=not wire.is_loopback(base))
+    except httpx.HTTPError as e:
+        raise ServerError(f"{where} cannot be reached: {str(e) or type(e).__name__}") from None
+    if answer.status_code in (401, 403):
+        own = f"the key in {cfg.api_key_env}" if cfg.api_key_env else "a request without a key (see server.api_key_env)"
+        raise ServerError(f"{where} refuses {own} (status {answer.status_code})")
+    if answer.status_code in (404, 405, 501):
+        return {}
+    try:
+        if answer.status_code != 200:
+            raise ValueError(f"status {answer.status_code}")
+        return {str(m["id"]): m for m in answer.json()["data"]}
+    except (ValueError, KeyError, TypeError) as e:
+        raise ServerError(
+            f"{where} lists no models ({e}); an OpenAI base URL such as http://HOST:PORT/v1 is expected"
+        ) from None
+
+
+def _model(cfg: ServerConfig, listed: Mapping[str, Any], progress: Callable[[str], None]) -> str:
+    names = ", ".join(list(listed)[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+    if cfg.model is not None:
+        if listed and cfg.model not in listed:
+            # Aliases are listed nowhere.
+            progress(
+                f"{cfg.url} does not list the model {cfg.model}, which is asked for all the same; it lists {names}"
+            )
+        return cfg.model
+    if MODEL in listed:
+        return MODEL
+    if len(listed) == 1:
+        return next(iter(listed))
+    told = f"lists several models ({names})" if listed else "lists no models"
+    raise ServerError(f"server.url {cfg.url} {told}; name the one to ask for in server.model")
