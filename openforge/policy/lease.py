@@ -97,9 +97,9 @@ def lease(
         "client": str(process.this()),
         "owner": str(_owner() if cfg.warm else process.this()),
     }
-    sock, answer = _ask(cfg, place, request, root or software.ROOT, progress)
-    base_url = f"http://127.0.0.1:{answer['port']}/v1"
     try:
+        sock, answer = _ask(cfg, place, request, root or software.ROOT, progress)
+        base_url = f"http://127.0.0.1:{answer['port']}/v1"
         with sock:
             yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version)
     finally:
@@ -212,8 +212,10 @@ def _end(place: Place) -> None:
 def _attach(url: str, window: int, version: str) -> Endpoint:
     """Someone else's OpenAI-compatible endpoint; its key comes from OPENFORGE_API_KEY."""
     base, key = url.rstrip("/"), os.environ.get("OPENFORGE_API_KEY", "")
+    # A bearer of nothing is an illegal header.
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{base}/models", headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        answer = httpx.get(f"{base}/models", headers=headers, timeout=30)
         answer.raise_for_status()
         models = answer.json()["data"]
         listed = {m["id"]: m for m in models}

@@ -31,13 +31,29 @@ class Done:
     partial: Partial
 
 
-def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job) -> Done:
+@dataclass(frozen=True)
+class Watch:
+    """What is wanted of a shard of one episode that somebody looks on.
+
+    Attributes:
+        harness_log: new file that the harness's output goes to as it comes.
+        keep: folder that the sandbox's work folder is moved to at its end; None removes it.
+    """
+
+    harness_log: Path
+    keep: Path | None
+
+
+def run_shard(
+    rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job, watch: Watch | None = None
+) -> Done:
     """Run the episodes of one shard.
 
     Args:
         rows: its rollout rows, in table order.
         policy: checkpoint folder sampled from; None where `server` is attached by URL.
         server: how the policy is served.
+        watch: for a shard of one episode.
     """
     cell = None if job.part["purpose"] == "train" else job.cell()
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
@@ -57,7 +73,7 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
         progress=job.say,
     ) as endpoint:
         job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
-        return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None))
+        return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None, watch))
 
 
 async def _run(
@@ -67,13 +83,14 @@ async def _run(
     harness: harnesses.Harness,
     job: Job,
     concurrency: int | None,
+    watch: Watch | None,
 ) -> Done:
     config = job.config.rollout
     staleness = None
     if job.part["purpose"] == "train":
         k = int(job.part["k"])
         staleness = k - 1 - max(0, k - 1 - job.train_config.lag)
-    backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
+    backend = LocalBackend(partial.sandboxes, job.run, Owner.current(), watch.keep if watch else None)
     # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
     reap(partial.sandboxes, job.run)
     proxy = await start_proxy(
@@ -82,10 +99,11 @@ async def _run(
         upstream_key=endpoint.api_key,
         model=endpoint.model,
     )
-    progress = Progress(len(rows), job.say)
+    progress = Progress(len(rows), job.say, quiet=watch is not None)
     try:
         options = json.loads(rows[0]["harness_options"])
         async with backend, harness.warm(job.root, options) as warm:
+            warm.log = watch.harness_log if watch else None
             shard = engine.Shard(
                 rows=rows,
                 partial=partial,
@@ -102,5 +120,6 @@ async def _run(
             await shard.run()
     finally:
         await proxy.stop()
-    job.say(progress.line())
+    if not progress.quiet:
+        job.say(progress.line())
     return Done(*engine.finish(shard, job.run_dir), partial)
