@@ -114,10 +114,9 @@ def run(
         (episode,) = done.episodes
         records = journal.read(done.partial.journal)
         done.partial.remove()
-        # A server of this process alone has ended in order: nobody needs its logs.
-        for file in (root / ".servers").glob(f"*-{os.getpid()}.*"):
-            file.unlink()
+        _drop_logs(root)
     except KeyboardInterrupt:
+        _drop_logs(root)
         say("interrupted: the episode, its sandbox and proxy, and a server started for it have ended")
         for folder in episodes.glob(kept):
             say(f"work folder: {folder}")
@@ -176,6 +175,12 @@ def _attached_or_own(server: Server, policy: Path | None, root: Path) -> Server:
     if keeper is not None:
         keeper.close()
     return server.model_copy(update={"warm": keeper is not None})
+
+
+def _drop_logs(root: Path) -> None:
+    """Remove what a server of this process alone has left: it ended in order, so nobody needs its logs."""
+    for file in (root / ".servers").glob(f"*-{os.getpid()}.*"):
+        file.unlink()
 
 
 def _sweep(episodes: Path) -> None:
