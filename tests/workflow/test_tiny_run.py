@@ -114,7 +114,7 @@ def test_the_report_and_the_store_stand(run: Path) -> None:
 def openforge(root: Path, *words: str) -> list[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")} | {"PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "openforge", *words]
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return done.stdout.splitlines()
 
