@@ -130,6 +130,16 @@ def run_tasks_check(args: argparse.Namespace) -> int:
     return 1 if wrong or doubled else 0
 
 
+def run_episode(args: argparse.Namespace) -> int:
+    # Imported here: the other verbs need neither policy nor sandboxes.
+    from openforge import episode
+
+    try:
+        return episode.run(args, project_root())
+    except episode.BadInput as e:
+        raise CliError(str(e)) from None
+
+
 def _known(run: str, names: Sequence[str], where: str) -> None:
     if run not in names:
         raise CliError(f"there is no run {run!r} in {where}; runs there: {', '.join(names) or 'none'}")
@@ -183,6 +193,22 @@ def parser() -> argparse.ArgumentParser:
     action.add_argument("folder", metavar="FOLDER", help="a task's folder, a folder of them, or parquet files")
     action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
     action.set_defaults(call=run_tasks_check)
+
+    verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")
+    verb.add_argument("--task", metavar="DIR", help="a task folder in ClawEval's format; with --run a task's id")
+    verb.add_argument("--run", metavar="RUN", help="run whose task or episode it is")
+    verb.add_argument("--harness", metavar="H", help="mini_swe_agent or pi")
+    verb.add_argument("--harness-config", metavar="FILE", help="mini_swe_agent's YAML")
+    verb.add_argument("--model", metavar="M", help="model folder, bundled name, hub id@revision, RUN@k, or a URL")
+    verb.add_argument("--config", metavar="RUN", help="take what is not given here from config/RUN.yaml")
+    verb.add_argument("--cell", metavar="CELL", help="... and from this evaluation cell of it")
+    verb.add_argument(
+        "--limits", metavar="KEY=VALUE", nargs="+", help="turns, tokens, seconds; the task's own hold too"
+    )
+    verb.add_argument("--keep", action="store_true", help="keep the sandbox's work folder and print where")
+    verb.add_argument("--json", metavar="FILE", help="write the episode with its calls and messages")
+    verb.add_argument("--replay", metavar="EPISODE", help="drive an episode of --run again from its record; no model")
+    verb.set_defaults(call=run_episode)
 
     verb = verbs.add_parser("docs", help="render docs/tables.md, docs/config.md and config/schema.json")
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")

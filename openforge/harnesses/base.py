@@ -97,6 +97,7 @@ class Harness(ABC):
         cannot: what it cannot do, one sentence each.
         constants: environment variables that are the same in every episode.
         record: file below $HOME that it writes its trajectory to, None if it prints it.
+        log: new file outside that what it prints goes to as it comes, for whoever watches one episode; else None.
     """
 
     name: ClassVar[str]
@@ -109,6 +110,7 @@ class Harness(ABC):
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or software.ROOT
+        self.log: Path | None = None
         self._placed: str | None = None
         self._placing = asyncio.Lock()
 
@@ -215,6 +217,7 @@ class Harness(ABC):
             cwd=ctx.cwd,
             env={**self.environment(), **self.env(ctx)},
             stdin=self.stdin(ctx),
+            log=self.log,
         )
         log = done.stdout + done.stderr
         if done.exit_code in NOT_STARTED:

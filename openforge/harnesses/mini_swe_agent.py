@@ -89,4 +89,4 @@ class MiniSweAgent(base.Harness):
         assert self._warm is not None
         await self.upload(sandbox, ctx)
         env = {**self.environment(), **self.env(ctx)}
-        return await self._warm.run(sandbox, self.argv(ctx), env, ctx)
+        return await self._warm.run(sandbox, self.argv(ctx), env, ctx, self.log)

@@ -97,8 +97,13 @@ class WarmHarness:
                 )
             self._reader = asyncio.create_task(self._read())
 
-    async def run(self, sandbox: Sandbox, argv: Sequence[str], env: Mapping[str, str], ctx: Context) -> Ended:
+    async def run(
+        self, sandbox: Sandbox, argv: Sequence[str], env: Mapping[str, str], ctx: Context, keep_log: Path | None = None
+    ) -> Ended:
         """Run the harness's command line in a process forked into the sandbox.
+
+        Args:
+            keep_log: new file for what it prints, which stays.
 
         Raises:
             WarmDied: the warm process died under the episode.
@@ -113,7 +118,7 @@ class WarmHarness:
         told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = told
         assert self._home is not None
-        log = Path(self._home.name) / f"{ident}.log"
+        log = keep_log or Path(self._home.name) / f"{ident}.log"
         timed_out = False
         try:
             self._send(
@@ -134,7 +139,8 @@ class WarmHarness:
             raise
         finally:
             self._waiting.pop(ident, None)
-            log.unlink(missing_ok=True)
+            if keep_log is None:
+                log.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """End the process and every episode forked from it."""

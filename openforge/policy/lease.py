@@ -80,9 +80,9 @@ def lease(
         "client": str(process.this()),
         "owner": str(_owner() if cfg.warm else process.this()),
     }
-    sock, answer = _ask(cfg, place, request, root or software.ROOT, progress)
-    base_url = f"http://127.0.0.1:{answer['port']}/v1"
     try:
+        sock, answer = _ask(cfg, place, request, root or software.ROOT, progress)
+        base_url = f"http://127.0.0.1:{answer['port']}/v1"
         with sock:
             yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, link=Link(sock))
     finally:

@@ -276,9 +276,9 @@ def _common(a: bytes, b: bytes) -> int:
 def _row(calls: list[_Call], c: _Call, prefix: tuple[int | None, int], blobs: dict[str, Json]) -> Json:
     r, (prefix_of, prefix_len) = c.record, prefix
     reason = next((name for name, (_, holds) in REASONS.items() if holds(c)), None)
-    system, messages = _split_system(r["messages"])
+    system, messages = split_system(r["messages"])
     if prefix_of is not None:
-        before = _split_system(calls[prefix_of].record["messages"])[1]
+        before = split_system(calls[prefix_of].record["messages"])[1]
         messages = messages[_shared(before, messages) :]
     tools = _blob(blobs, "application/json", _dump(r["tools"])) if r["tools"] else None
     return {
@@ -315,7 +315,7 @@ def _told(count: Any) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
-def _split_system(messages: list[Json]) -> tuple[str | None, list[Json]]:
+def split_system(messages: list[Json]) -> tuple[str | None, list[Json]]:
     """The leading system messages as one text, and the messages after them."""
     n = next((i for i, m in enumerate(messages) if m.get("role") != "system"), len(messages))
     if not n:

@@ -11,13 +11,14 @@ PLAIN_EVERY, TERMINAL_EVERY = 5.0, 1.0
 
 
 class Progress:
-    """Counts of one shard, printed as a line: rewritten in place on a terminal, appended elsewhere.
+    """Counts of one shard, printed as a line: rewritten in place on a terminal, appended elsewhere, or not at all.
 
     Attributes:
         note: what the shard waits for, None while it does not.
     """
 
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+    def __init__(self, total: int, say: Callable[[str], None], quiet: bool = False) -> None:
+        self.quiet = quiet
         self.total, self.done, self.running, self.failed, self.retried = total, 0, 0, 0, 0
         self.rewards: list[float] = []
         self.tokens = 0
@@ -52,6 +53,8 @@ class Progress:
 
     async def report(self) -> None:
         """Print until cancelled."""
+        if self.quiet:
+            await asyncio.Event().wait()
         terminal = sys.stderr.isatty()
         last = ""
         while True:

@@ -50,8 +50,26 @@ class Done:
             self.partial.remove()
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What is wanted of a shard of one episode that somebody looks on.
+
+    Attributes:
+        harness_log: new file that the harness's output goes to as it comes.
+        keep: folder that the sandbox's work folder is moved to at its end; None removes it.
+    """
+
+    harness_log: Path
+    keep: Path | None
+
+
 def run_shard(
-    rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job, seal: bool = False
+    rows: Sequence[Mapping[str, Any]],
+    policy: Path | None,
+    server: Server,
+    job: Job,
+    seal: bool = False,
+    watch: Watch | None = None,
 ) -> Done:
     """Run the episodes of one shard.
 
@@ -60,6 +78,7 @@ def run_shard(
         policy: checkpoint folder sampled from; None where `server` is attached by URL.
         server: how the policy is served.
         seal: run nothing; what has not ended becomes shard_lost.
+        watch: for a shard of one episode.
     """
     cell = None if job.part["purpose"] == "train" else job.cell()
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
@@ -98,7 +117,7 @@ def run_shard(
             problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
             if problem is not None:
                 raise ConfigError(f"cell {job.part['cell']}: {problem}")
-            asyncio.run(_run(book, partial, endpoint, harness, job, server, cell.concurrency if cell else None))
+            asyncio.run(_run(book, partial, endpoint, harness, job, server, cell.concurrency if cell else None, watch))
         episodes = book.finished(partial)
     return Done(episodes, *evidence(episodes, partial), partial, job.run_dir / zipped)
 
@@ -111,10 +130,11 @@ async def _run(
     job: Job,
     server: Server,
     concurrency: int | None,
+    watch: Watch | None,
 ) -> None:
     interrupts.cancel_task_on_end()
     config = job.config.rollout
-    backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
+    backend = LocalBackend(partial.sandboxes, job.run, Owner.current(), watch.keep if watch else None)
     proxy = KeptProxy(
         lambda: start_proxy(
             endpoint.base_url,
@@ -124,10 +144,11 @@ async def _run(
             model=endpoint.model,
         )
     )
-    progress = Progress(len(book.rows), job.say)
+    progress = Progress(len(book.rows), job.say, quiet=watch is not None)
     try:
         await proxy.get()
         async with backend, harness.warm(job.root, json.loads(book.rows[0]["harness_options"])) as warm:
+            warm.log = watch.harness_log if watch else None
             shard = engine.Shard(
                 book=book,
                 partial=partial,
@@ -145,4 +166,5 @@ async def _run(
             await shard.run()
     finally:
         await proxy.stop()
-    job.say(progress.line())
+    if not progress.quiet:
+        job.say(progress.line())

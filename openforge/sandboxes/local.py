@@ -244,7 +244,12 @@ class LocalSandbox:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        await asyncio.to_thread(remove, self._backend.root / self.sandbox_id)
+        folder = self._backend.root / self.sandbox_id
+        if self._backend.keep is not None and (folder / "work").is_dir():
+            # Renamed and not copied: what an agent has planted there is not followed.
+            self._backend.keep.mkdir(parents=True, exist_ok=True)
+            os.rename(folder / "work", self._backend.keep / self.sandbox_id)
+        await asyncio.to_thread(remove, folder)
         (self._backend.root / f"{self.sandbox_id}.json").unlink(missing_ok=True)
         self._backend.sandboxes.pop(self.sandbox_id, None)
 
@@ -270,12 +275,17 @@ class LocalBackend:
 
     Use it from one event loop. The sandboxes die with the owner process however it ends; `owner.reap` removes what
     such a death leaves on disk.
+
+    Args:
+        keep: folder (of the same file system) that the work folder of a deleted sandbox is moved to, under the
+            sandbox's id; None removes it.
     """
 
-    def __init__(self, root: Path, run: str, owner: Owner) -> None:
+    def __init__(self, root: Path, run: str, owner: Owner, keep: Path | None = None) -> None:
         self.root = root.absolute()
         self.run = run
         self.owner = owner
+        self.keep = keep
         self.spawner = Spawner()
         self.sandboxes: dict[str, LocalSandbox] = {}
         self._version: str | None = None

@@ -111,6 +111,37 @@ def test_the_report_and_the_store_stand(run: Path) -> None:
     assert by_iteration == pytest.approx({k: sum(v) / len(v) for k, v in rewards.items()})
 
 
+def openforge(root: Path, *words: str) -> list[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")} | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "openforge", *words]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return done.stdout.splitlines()
+
+
+def test_an_episode_by_hand_under_a_checkpoint_of_the_run(run: Path) -> None:
+    root = run.parents[1]
+    out = root / "episode.json"
+    task = root / "results" / "tiny" / "tasks" / "tiny-train-0000"
+    lines = openforge(root, "episode", "--task", str(task), "--model", "tiny@2", "--config", "tiny", "--json", str(out))
+    written = json.loads(out.read_text())
+    last = json.loads((run / "checkpoints" / "0002" / "checkpoint.json").read_text())
+    assert written["episode"]["policy_version"] == last["policy_version"]
+    # config/tiny.yaml's harness has two steps.
+    assert [line.split(":")[0] for line in lines if line.startswith("turn ")] == ["turn 1", "turn 2"]
+    assert len(written["calls"]) == 2 and written["calls"][0]["messages"][0]["content"] == "Say something."
+    assert f"reward: {written['reward']:g}" in lines and any(line.startswith("harness: ") for line in lines)
+
+
+@pytest.mark.parametrize("cell", ["heldout", "command"])
+def test_a_recorded_episode_is_replayed_the_same_without_a_policy(run: Path, cell: str) -> None:
+    recorded = next(e for e in rows(run, "episodes") if e["cell"] == cell)
+    lines = openforge(run.parents[1], "episode", "--replay", str(recorded["episode_id"]), "--run", "tiny")
+    assert lines[-2] == f"requests: all {recorded['turns']} came the same"
+    reward = json.loads(str(recorded["verifier_output"]))["score"]
+    assert lines[-1].startswith(f"verdict: the same: completed, reward {reward:g}, ")
+
+
 def test_nothing_is_left_behind(run: Path) -> None:
     assert not list((run / "partial").rglob("*")) if (run / "partial").exists() else True
     root = run.parents[1]
