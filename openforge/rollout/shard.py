@@ -58,10 +58,19 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
         progress=job.say,
     ) as endpoint:
         job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
-        problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
-        if problem is not None:
-            raise ConfigError(f"cell {job.part['cell']}: {problem}")
+        check_sampling(rows, endpoint)
         return asyncio.run(_run(rows, partial, endpoint, harness, job, cell.concurrency if cell else None))
+
+
+def check_sampling(rows: Sequence[Mapping[str, Any]], endpoint: Endpoint) -> None:
+    """Refuse sampling that a plain endpoint cannot be asked for, before the first episode.
+
+    Raises:
+        ConfigError: names the cell, the key and its value.
+    """
+    problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
+    if problem is not None:
+        raise ConfigError(f"cell {rows[0]['cell']}: {problem}")
 
 
 async def _run(
