@@ -36,7 +36,9 @@ def check_variables(name, c):
     try:
         config_paths.check_variables(name, c)
     except typed.ConfigError as e:
-        if not any(re.fullmatch("--dry-?run|-[A-Za-z]*n[A-Za-z]*", w) for w in sys.argv):
+        if not any(
+            re.fullmatch("--dry-?run|-[A-Za-z]*n[A-Za-z]*", w) for w in sys.argv
+        ):
             raise
         print(f"warning: {e}", file=sys.stderr)
 
