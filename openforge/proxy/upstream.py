@@ -112,7 +112,9 @@ class Upstream:
     async def _once(self, body: Json, window: int) -> Answer:
         for refusal in self._learned:
             body = wire.adapted(body, refusal) or body
-        async with self._client.post(self.url, data=json.dumps(body).encode(), headers=self._headers) as r:
+        data = json.dumps(body).encode()
+        # A redirection would take the key elsewhere.
+        async with self._client.post(self.url, data=data, headers=self._headers, allow_redirects=False) as r:
             raw = await r.read()
         if r.status == 200:
             whole = answer(raw, ids=self.api == "vllm")
@@ -130,7 +132,7 @@ class Upstream:
                 return await self._once(body, window)
             if told.param in wire.OURS:
                 raise PolicyFailed(f"the endpoint {self.url} refuses {told.param}: {message}")
-        if r.status in _MISCONFIGURED:
+        if r.status in _MISCONFIGURED or 300 <= r.status < 400:
             raise PolicyFailed(f"the policy server at {self.url} answered {r.status}: {message}")
         if 400 <= r.status < 500 and r.status not in _RETRIED:
             raise Refusal(r.status, "invalid_request", message)

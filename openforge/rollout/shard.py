@@ -114,12 +114,21 @@ def run_shard(
             progress=job.say,
         ) as endpoint:
             job.say(f"policy {endpoint.policy_version[:17]} at {endpoint.base_url}")
-            problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
-            if problem is not None:
-                raise ConfigError(f"cell {job.part['cell']}: {problem}")
+            check_sampling(rows, endpoint)
             asyncio.run(_run(book, partial, endpoint, harness, job, server, cell.concurrency if cell else None, watch))
         episodes = book.finished(partial)
     return Done(episodes, *evidence(episodes, partial), partial, job.run_dir / zipped)
+
+
+def check_sampling(rows: Sequence[Mapping[str, Any]], endpoint: Endpoint) -> None:
+    """Refuse sampling that a plain endpoint cannot be asked for, before the first episode.
+
+    Raises:
+        ConfigError: names the cell, the key and its value.
+    """
+    problem = wire.not_taken(rows[0]["sampling"]) if endpoint.api == "openai" else None
+    if problem is not None:
+        raise ConfigError(f"cell {rows[0]['cell']}: {problem}")
 
 
 async def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from shard_rig import make_shard
 from stub_harness import StubHarness
 
 from openforge import plan, score, tables
-from openforge.config import Cell, EvalConfig
+from openforge.config import Cell, ConfigError, EvalConfig
 from openforge.eval import evaluate, policies
 from openforge.harnesses import Context
 from openforge.policy.endpoint import Endpoint
 from openforge.proxy.client import KeptProxy, start_proxy
 from openforge.rollout import engine
 from openforge.rollout.rows import Book, evidence
+from openforge.rollout.shard import check_sampling
 from openforge.sandboxes import LocalBackend, Owner
 from openforge.tasks import raw_tasks
 
@@ -115,6 +117,14 @@ async def test_an_endpoint_is_evaluated_on_a_table_of_ones_own(tmp_path: Path, s
     assert [(e["prompt_tokens"], e["response_tokens"], e["turns"]) for e in episodes] == [(7, 3, 1)] * 2
     # The harness asks for `policy` whatever is asked upstream.
     assert {b["model"] for b in stub.bodies} == {"gpt-x"} and {c["model"] for c in calls} == {"policy"}
+
+
+def test_sampling_that_an_endpoint_cannot_take_stops_the_shard() -> None:
+    rows = [{"cell": "a", "sampling": {"temperature": 1.0, "top_k": 5}}]
+    plain = Endpoint("http://h/v1", "", "m", 4096, "none@http://h/v1", "openai")
+    with pytest.raises(ConfigError, match=r"cell a: sampling\.top_k is 5, for which an OpenAI-compatible endpoint has"):
+        check_sampling(rows, plain)
+    check_sampling(rows, replace(plain, api="vllm"))
 
 
 async def test_no_secret_of_ours_is_seen_inside_and_no_key_is_kept(

@@ -118,6 +118,21 @@ def test_an_evaluation_of_a_run_reads_its_checkpoint(finished: Path) -> None:
     assert "train" not in jobs and "prepare" not in jobs
 
 
+def test_an_evaluation_of_a_folder_prepares_it_and_of_an_endpoint_nothing(fresh: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(fresh, root, symlinks=True)
+    (root / "models" / "mine").mkdir(parents=True)
+    for policy in ("models/mine", str(root / "models" / "mine")):
+        jobs = planned(root, "eval_demo", "--config", f"policy={policy}")
+        assert jobs["prepare_policy"] == 1 and jobs["eval"] == 4 and "train" not in jobs
+    # A dry run needs no key and says that it is missing.
+    words = ["-n", "eval_demo", "--config", "policy=http://127.0.0.1:1/v1", "server={model: m, api_key_env: NO_KEY}"]
+    done = snakemake(root, *words)
+    out = done.stdout + done.stderr
+    assert done.returncode == 0 and "environment variable NO_KEY, which is not set" in out, out
+    assert "prepare" not in out and "serve_cpu" not in out and "rule rollout" in out
+
+
 def test_a_missing_checkpoint_is_one_sentence(finished: Path) -> None:
     done = snakemake(finished, "-n", "eval_demo", "--config", "policy=tiny@7")
     assert done.returncode == 1
@@ -132,6 +147,9 @@ def test_a_missing_checkpoint_is_one_sentence(finished: Path) -> None:
         (["train_tiny", "--config", "iterations=many"], "'iterations' is \"many\""),
         (["train_tiny", "--config", "actor={optim: {lrr: 1.0}}"], "did you mean 'actor.optim.lr'?"),
         (["eval_demo", "--config", "policy=tiny@last"], "RUN@k needs a checkpoint's number"),
+        (["eval_demo", "--config", "policy=nosuch/folder"], "policy 'nosuch/folder' must be a model folder"),
+        (["eval_demo", "--config", "policy="], "policy= is empty"),
+        (["eval_demo", "--config", "policy=http://h/v1", "server={api_key: k}"], "unknown key 'server.api_key'"),
     ],
 )
 def test_a_wrong_value_stops_before_any_job(fresh: Path, words: list[str], sentence: str) -> None:
