@@ -75,6 +75,9 @@ def row(
     } | over
 
 
+PARTIAL = Path("partial/train-train-0001/0001")  # of the shard, below its run
+
+
 Make = Callable[..., engine.Shard]
 
 
