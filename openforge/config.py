@@ -175,7 +175,7 @@ class Rollout(Section):
         default="proxy", description="What a sandbox reaches: the proxy, or nothing."
     )
     keep_artifacts: NonNegative = Field(
-        default=10, description="Work folders and harness logs kept a shard (the first ones)."
+        default=10, description="Harness logs kept a shard (of its first episodes), in one archive."
     )
 
 

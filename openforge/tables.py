@@ -214,7 +214,12 @@ EPISODES = Table(
         ),
         Column("seconds", SECONDS, "Seconds by phase; a phase not reached is NULL."),
         Column("started", pa.timestamp("us", tz="UTC"), "Start of the attempt."),
-        Column("artifacts", _str, "Path of kept artifacts below results/<run>/; NULL if none were kept.", True),
+        Column(
+            "artifacts",
+            _str,
+            "Kept log of the harness: `artifacts/.../shard=NNNN.zip/MEMBER` below results/<run>/; NULL if none.",
+            True,
+        ),
     ),
     _PARTITION,
 )

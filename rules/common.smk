@@ -192,7 +192,9 @@ def attempt_of(wildcards, attempt):
 
     Only the command that a person types knows the `retries` of its profile: it starts its jobs with none of their own.
     """
-    os.environ.setdefault("OPENFORGE_RETRIES", str(workflow.execution_settings.retries))
+    # Commands that run nothing (--dag, --summary) have no such settings.
+    retries = getattr(workflow.execution_settings, "retries", 0)
+    os.environ.setdefault("OPENFORGE_RETRIES", str(retries))
     return attempt
 
 

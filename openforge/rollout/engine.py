@@ -167,7 +167,7 @@ class Shard:
                 limits=row["limits"],
                 session=session.close,
             )
-            result = await while_alive(proxy, run)
+            result = await while_alive(session, run)
             hide(result, secret)
             self._fill(out, result)
             if self.machine.short_of_memory(mark, result.harness_exit, result.verifier_exit):
@@ -235,28 +235,29 @@ class Session:
     """An episode's session at the proxy, closed once: by the environment after the harness, or at the latest here."""
 
     def __init__(self, proxy: Proxy, episode_id: str) -> None:
-        self._proxy, self._episode_id = proxy, episode_id
+        self.proxy, self._episode_id = proxy, episode_id
         self.opened = False
         self.summary: Summary | None = None
 
     async def close(self, harness_exited: bool) -> Summary | None:
         if self.opened and self.summary is None:
-            self.summary = await self._proxy.close_session(self._episode_id, harness_exited)
+            self.summary = await self.proxy.close_session(self._episode_id, harness_exited)
         return self.summary
 
 
-async def while_alive(proxy: Proxy, run: Coroutine[Any, Any, EnvCallResult]) -> EnvCallResult:
-    """An episode's result, as long as its proxy lives.
+async def while_alive(session: Session, run: Coroutine[Any, Any, EnvCallResult]) -> EnvCallResult:
+    """An episode's result, as long as its proxy lives or is not needed any more.
 
     Raises:
         ProxyError: the proxy died under it; the episode was ended.
     """
+    proxy = session.proxy
     episode, dead = asyncio.create_task(run), asyncio.create_task(proxy.died())
     try:
         await asyncio.wait((episode, dead), return_when=asyncio.FIRST_COMPLETED)
-        if not episode.done():
+        if not episode.done() and session.summary is None:
             raise ProxyError(f"the recording proxy (pid {proxy.pid}) died under the episode; its log is {proxy.log}")
-        return episode.result()
+        return await episode
     finally:
         for task in (episode, dead):
             task.cancel()

@@ -84,6 +84,7 @@ class Partial:
         self.ended: dict[str, list[dict[str, Any]]] = {}
         self.open: dict[str, list[dict[str, Any]]] = {}
         self.forgiven: dict[str, int] = {}
+        self._running: list[list[Any]] = []  # (rollout_id, attempt) of this process
         self._load()
         self._fd = os.open(self.records, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -130,8 +131,9 @@ class Partial:
             self.open[key] = [r for r in self.open[key] if r["attempt"] != row["attempt"]]
             self.ended.setdefault(key, []).append(row)
         elif event == "stop":
-            for lost in (r for attempts in self.open.values() for r in attempts if r["why"] == DIED):
-                lost["why"] = record["why"]
+            for lost in (r for attempts in self.open.values() for r in attempts):
+                if [lost["rollout_id"], lost["attempt"]] in record["open"]:
+                    lost["why"] = record["why"]
         elif event == "reopen":
             self.forgiven = {key: len(rows) for key, rows in self.ended.items()}
         else:
@@ -145,16 +147,18 @@ class Partial:
     def start(self, rollout_id: str, attempt: int, started: datetime) -> None:
         record = {"event": "start", "rollout_id": rollout_id, "attempt": attempt, "started": started.isoformat()}
         self._append(record)
+        self._running.append([rollout_id, attempt])
 
     def end(self, row: Mapping[str, Any]) -> None:
         """Record an ended attempt; on disk when this returns."""
         self._append({"event": "end", "rollout_id": row["rollout_id"], "row": row})
+        self._running.remove([row["rollout_id"], row["attempt"]])
         self.ended.setdefault(row["rollout_id"], []).append(dict(row))
 
     def stop(self, why: str) -> None:
         """Record why the shard stops under the attempts that are open; a full disk need not take it."""
         with contextlib.suppress(PartialError):
-            self._append({"event": "stop", "why": why})
+            self._append({"event": "stop", "why": why, "open": self._running})
 
     def _append(self, record: Mapping[str, Any]) -> None:
         append(self._fd, self.records, record)

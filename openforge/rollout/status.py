@@ -29,15 +29,19 @@ ENDS: dict[str, End] = {
     "setup_failed": End(False, False, True, "Sandbox, files, services or harness could not be set up."),
     "verifier_failed": End(False, False, True, "The verifier crashed or printed no verdict."),
     "verifier_timeout": End(False, False, True, "The verifier used up its seconds."),
-    "policy_failed": End(False, False, True, "The policy server gave no answer within the episode's time."),
-    "sandbox_lost": End(False, False, True, "The sandbox died under the episode."),
+    "policy_failed": End(
+        False, False, True, "The policy server or the proxy gave no answer within the episode's time."
+    ),
+    "sandbox_lost": End(
+        False, False, True, "Sandbox or job died under the episode, or the machine lacked memory or disk."
+    ),
     "shard_lost": End(False, False, False, "Its shard's last attempt sealed without it."),
     "unsupported": End(False, False, False, "The task needs what this installation lacks."),
 }
 
 TRANSITIONS: dict[str, tuple[str, ...]] = {
     "planned": ("setup", "deadline", "shard_lost", "unsupported"),
-    "setup": ("agent", "setup_failed", "sandbox_lost", "deadline", "shard_lost"),
+    "setup": ("agent", "setup_failed", "policy_failed", "sandbox_lost", "deadline", "shard_lost"),
     "agent": ("verify", "policy_failed", "sandbox_lost", "deadline", "shard_lost"),
     "verify": (
         "completed",

@@ -1,8 +1,10 @@
 """A project root with a stub server, and jobs that lease it."""
 
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from openforge import software
+from openforge.config import Server
 from openforge.policy import process
-from openforge.policy.state import Place, places
+from openforge.policy.keeper import Keeper
+from openforge.policy.lease import Endpoint, lease
+from openforge.policy.state import Place, places, server_key
 
 HERE = Path(__file__).parent
 
@@ -133,6 +138,22 @@ class Stub:
             for who in place.read():
                 if who is not None:
                     process.end_session(who, grace=2)
+
+
+@contextlib.contextmanager
+def kept(cfg: Server, policy: Path, state: Path, root: Path, owner: process.Identity) -> Iterator[Endpoint]:
+    """A lease of a policy whose keeper runs in a thread here, until `owner` is gone."""
+    state.mkdir(exist_ok=True)
+    keeper = Keeper(cfg, Place(state, server_key(cfg, policy, root)), root)
+    thread = threading.Thread(target=keeper.run)
+    thread.start()
+    try:
+        with lease(cfg, policy, "a@0", state_dir=state, job="j", root=root) as endpoint:
+            yield endpoint
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @pytest.fixture

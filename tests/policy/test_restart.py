@@ -6,20 +6,17 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from policy_rig import Stub, until
+from policy_rig import Stub, kept, until
 
 from openforge.config import Server as ServerConfig
 from openforge.policy import keeper as keeping
 from openforge.policy import process, server
-from openforge.policy.keeper import Keeper
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.server import Server
-from openforge.policy.state import Place, server_key
 
 
 @pytest.fixture
@@ -27,19 +24,10 @@ def endpoint(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     """A lease of policy a, from a keeper that looks often."""
     for name, seconds in {"BEAT_SECONDS": 0.05, "WATCH_SECONDS": 0.05, "HEARTBEAT_SECONDS": 0.5, "TICK": 0.05}.items():
         monkeypatch.setattr(keeping, name, seconds)
-    monkeypatch.setenv("OPENFORGE_OWNER", str(stub.owner()))
-    cfg = ServerConfig()
-    place = Place(stub.state, server_key(cfg, stub.policy("a"), stub.root))
-    keeper = Keeper(cfg, place, stub.root)
-    thread = threading.Thread(target=keeper.run)
-    thread.start()
-    try:
-        with lease(cfg, stub.policy("a"), "a@0", state_dir=stub.state, job="j", root=stub.root) as one:
-            yield one
-    finally:
-        stub.end_owner()
-        thread.join(30)
-        assert not thread.is_alive()
+    owner = stub.owner()
+    monkeypatch.setenv("OPENFORGE_OWNER", str(owner))
+    with kept(ServerConfig(), stub.policy("a"), stub.state, stub.root, owner) as one:
+        yield one
 
 
 def answers(endpoint: Endpoint) -> bool:

@@ -3,17 +3,18 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from policy_rig import HERE
+from policy_rig import HERE, kept, until
 
 from openforge import software
 from openforge.config import Server
-from openforge.policy import process
+from openforge.policy import keeper, process
 from openforge.policy.lease import Endpoint, PolicyMismatch, lease
 from openforge.policy.models import prepare
 from openforge.policy.state import places
@@ -59,6 +60,46 @@ def differences(pairs: list[tuple[list[dict[str, Any]], Path]]) -> list[float]:
         both = [(r["logprobs"], next(scored)) for r in recorded]
         out.append(max(abs(a - b) for mine, theirs in both for a, b in zip(mine, theirs, strict=True)))
     return out
+
+
+def engine(state: Path) -> process.Identity:
+    """vLLM's engine process."""
+    (place,) = places(state)
+    server = place.read()[1]
+    assert server is not None
+    named = [w for w in process.session_of(server) if b"EngineCore" in Path(f"/proc/{w.pid}/cmdline").read_bytes()]
+    return named[0]
+
+
+def test_a_killed_and_a_hung_engine_come_back_under_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "BEAT_SECONDS", 1.0)
+    monkeypatch.setattr(keeper, "HEARTBEAT_SECONDS", 20.0)
+    base, state = tmp_path / "base", tmp_path / "state"
+    prepare("tiny-random", base)
+    cfg = Server(max_model_len=512, max_num_seqs=8)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        owner = process.identity(child.pid)
+        assert owner is not None
+        monkeypatch.setenv("OPENFORGE_OWNER", str(owner))
+        with kept(cfg, base, state, software.ROOT, owner) as endpoint:
+            headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+            body = {"model": endpoint.model, "prompt": "a", "max_tokens": 1}
+
+            def answers() -> bool:
+                try:
+                    answer = httpx.post(f"{endpoint.base_url}/completions", json=body, headers=headers, timeout=2)
+                except httpx.HTTPError:
+                    return False
+                return answer.status_code == 200
+
+            for number in (signal.SIGKILL, signal.SIGSTOP):
+                assert answers()
+                before = engine(state)
+                os.kill(before.pid, number)
+                until(lambda: not process.alive(before), "the end of the broken engine", 300)  # noqa: B023
+                until(answers, "an answer at the same address", 300)
+                assert engine(state) != before
+    shutil.rmtree(base)
 
 
 @pytest.mark.parametrize("model", ["tiny-random", "smollm2-135m-instruct"])

@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import socket
+import time
 
 import pytest
+from aiohttp import web
 from proxy_rig import Rig, chat, error_code, events
 from proxy_stub import Json, StubUpstream, completion, recorded
 
@@ -126,6 +128,80 @@ async def test_closing_while_the_policy_server_is_down_is_policy_failed(
     assert (await task)[0] == 409
     assert "the policy server was failing at the end: Cannot connect" in (session.policy_failed or "")
     assert rig.records("close")[0]["policy_failed"] == session.policy_failed
+
+
+async def test_a_killed_harness_hangs_up_before_its_session_is_closed(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = rig.session()
+    await rig.stub.stop()
+    task = asyncio.create_task(rig.ask(chat("hi")))
+    while "asking again" not in caplog.text:
+        await asyncio.sleep(0)
+    task.cancel()
+    while session._running:
+        await asyncio.sleep(0)
+    await session.close(harness_exited=False)
+    assert "the policy server was failing at the end: Cannot connect" in (session.policy_failed or "")
+
+
+@pytest.mark.parametrize("hang_up", [True, False])
+async def test_silence_to_everybody_is_policy_failed(rig: Rig, hang_up: bool) -> None:
+    rig.stub.hold = asyncio.Event()
+    session = rig.session()
+    session.upstream.patience, session.upstream.probe_seconds = 0.1, 0.1
+    task = asyncio.create_task(rig.ask(chat("hi")))
+    await rig.stub.arrived.get()
+    (wait,) = session._waits.values()
+    wait.begun -= 0.2
+    if hang_up:
+        task.cancel()
+        await rig.stub.aborted.get()
+        while session._running:
+            await asyncio.sleep(0)
+    await session.close(harness_exited=False)
+    await asyncio.gather(task, return_exceptions=True)
+    assert "for 0 s: it did not sample one token in 0.1 s" in (session.policy_failed or "")
+    assert rig.stub.bodies[-1]["max_tokens"] == 1
+
+
+async def test_a_slow_answer_is_no_failure(rig: Rig) -> None:
+    async def slow(_: Json) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    rig.stub.script.append(slow)
+    session = rig.session()
+    session.upstream.patience, session.upstream.probe_seconds = 0.1, 30.0
+    task = asyncio.create_task(rig.ask(chat("hi")))
+    await rig.stub.arrived.get()
+    (wait,) = session._waits.values()
+    wait.begun -= 0.2
+    await session.close(harness_exited=False)
+    await task
+    assert session.policy_failed is None and len(rig.stub.bodies) == 2
+    # Whoever was answered meanwhile has shown that the server works: nobody asks it for more.
+    other = rig.session("e2")
+    rig.stub.script.append(slow)
+    task = asyncio.create_task(rig.ask(chat("hi"), episode_id="e2"))
+    while not other._waits:
+        await asyncio.sleep(0)
+    (wait,) = other._waits.values()
+    wait.begun -= 0.2
+    other.upstream.patience, other.upstream.answered = 0.1, time.monotonic()
+    await other.close(harness_exited=False)
+    await task
+    assert other.policy_failed is None and len(rig.stub.bodies) == 3
+
+
+@pytest.mark.parametrize(("exited", "failed"), [(False, True), (True, False)])
+async def test_time_lost_to_an_outage_is_not_the_agents(rig: Rig, exited: bool, failed: bool) -> None:
+    rig.stub.answers(500, {"error": {"message": "boom"}})
+    session = rig.session()
+    session.upstream.patience = 0.05  # less than the first back-off
+    assert (await rig.ask(chat("hi")))[0] == 200
+    await session.close(harness_exited=exited)
+    assert ("the policy server was failing for" in (session.policy_failed or "")) == failed
 
 
 async def test_trouble_that_passed_is_no_failure(rig: Rig) -> None:

@@ -75,6 +75,9 @@ def row(
     } | over
 
 
+PARTIAL = Path("partial/train-train-0001/0001")  # of the shard, below its run
+
+
 Make = Callable[..., engine.Shard]
 
 
@@ -102,8 +105,8 @@ def make_shard(
 
 
 def make_proxy(folder: Path, url: str) -> KeptProxy:
-    """Its proxy: doubts a policy server after half a second of silence, and waits as long for one token."""
-    return KeptProxy(lambda: start_proxy(url, folder / "d" / "journal", patience_seconds=0.5, probe_seconds=0.5))
+    """Its proxy: doubts a policy server after 0.2 s of silence, and waits half a second for one token."""
+    return KeptProxy(lambda: start_proxy(url, folder / "d" / "journal", patience_seconds=0.2, probe_seconds=0.5))
 
 
 async def rows_of(shard: engine.Shard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from openforge.rollout.progress import Progress
 from openforge.rollout.rows import evidence
 from openforge.sandboxes import LocalBackend, Owner, reap
 
-SHORT = {"turns": 2, "tokens": None, "seconds": 1.5}
+SHORT = {"turns": 2, "tokens": None, "seconds": 2.5}
 
 
 @pytest.fixture(autouse=True)
