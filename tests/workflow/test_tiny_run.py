@@ -111,6 +111,25 @@ def test_the_report_and_the_store_stand(run: Path) -> None:
     assert by_iteration == pytest.approx({k: sum(v) / len(v) for k, v in rewards.items()})
 
 
+def test_the_number_of_files_depends_on_shards_only(run: Path) -> None:
+    """Iteration 1 has 2 shards of 8 episodes: whatever the episodes, these are its files (artifacts apart)."""
+    shard = {f"{table}/{{}}/shard={s:04d}/{table}.parquet" for table in ("episodes", "calls", "blobs") for s in (1, 2)}
+    once = {f"{table}/{{}}/{table}.parquet" for table in ("rollouts", "scores", "samples", "metrics")}
+    part = "purpose=train/cell=train/iteration=0001"
+    expected = {f.format(part) for f in shard | once | {"samples/{}/report.json"}}
+    found = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and part in str(p)}
+    assert {f for f in found if not f.startswith("artifacts/")} == expected
+    assert len(list(run.glob("timings/*-0001*.json"))) == 6  # plan, two rollouts, score, samples, train
+
+
+def test_the_manifest_tells_of_every_iteration(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    cards = [json.loads((run / f"checkpoints/{k:04d}/checkpoint.json").read_text()) for k in (1, 2)]
+    assert [e["policy_version"] for e in manifest["entries"]] == [c["policy_version"] for c in cards]
+    assert [e["config"] for e in manifest["entries"]] == [c["config_digest"] for c in cards]
+    assert all(manifest["configs"][c["config_digest"]]["trainer"]["threads"] == 1 for c in cards)
+
+
 def test_nothing_is_left_behind(run: Path) -> None:
     assert not list((run / "partial").rglob("*")) if (run / "partial").exists() else True
     root = run.parents[1]
