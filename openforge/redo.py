@@ -52,8 +52,8 @@ def check(run: str, config: RunConfig | EvalConfig, run_dir: Path, k: int) -> No
 
 
 def _lost(run_dir: Path, config: RunConfig, k: int) -> str | None:
-    """What iteration k begins from and was pruned."""
-    for i in sorted({max(0, k - 1 - config.lag), k - 1}):
+    """What iteration k begins from, or with a lag one of the next samples from, and was pruned."""
+    for i in range(max(0, k - 1 - config.lag), k):
         try:
             check_kept(run_dir / "checkpoints" / f"{i:04d}")
         except CheckpointError as e:
