@@ -125,9 +125,11 @@ def redo(run_dir: Path, config: RunConfig, k: int) -> str:
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "done": False,
     }
+    found = any(moved(run_dir, k))
     write_beside(run_dir / RECORD, json.dumps(record, indent=1) + "\n")
     finish(run_dir)
-    return f"{run_dir.name}: from_iteration={k}, earlier results of iterations {k} and later are in {record['folder']}"
+    said = f"earlier results of iterations {k} and later are in {record['folder']}" if found else "nothing to move"
+    return f"{run_dir.name}: from_iteration={k}, {said}"
 
 
 def finish(run_dir: Path) -> None:

@@ -62,6 +62,12 @@ def test_the_digest_is_of_the_resolved_configuration() -> None:
     assert digest(config()) != digest(config(rollout={"quorum": 0.5}))
 
 
+def test_an_evaluation_names_its_weights() -> None:
+    about = manifest.evaluated("c", 2, "tiny@2", ["2@abc"])
+    assert about | {"policy": "tiny@2", "iteration": 2, "model_sha256": "abc"} == about
+    assert manifest.evaluated("c", None, "http://h", ["none@http://h"])["model_sha256"] is None
+
+
 def test_configurations_are_kept_once_and_entries_in_order(run: Path) -> None:
     for over in ({}, {}, {"rollout": {"n": 3}}):
         manifest.append(run, config(**over), ROOT, BEGAN, {"iteration": 1})

@@ -72,6 +72,13 @@ def test_later_iterations_move_and_nothing_is_lost(run: Path) -> None:
     assert store.unreadable(run) == []
 
 
+def test_a_run_without_results_begins(tmp_path: Path) -> None:
+    redo.check("new", config(), tmp_path / "new", 1)
+    assert redo.redo(tmp_path / "new", config(), 1) == "new: from_iteration=1, nothing to move"
+    assert "going on" in redo.redo(tmp_path / "new", config(), 1)
+    assert not (tmp_path / "new" / "superseded").exists()
+
+
 def test_the_same_command_goes_on_and_another_one_moves_again(run: Path) -> None:
     redo.redo(run, config(seed=9), 2)
     (run / "checkpoints" / "0002").mkdir()

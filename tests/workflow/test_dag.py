@@ -137,6 +137,7 @@ def test_a_missing_checkpoint_is_one_sentence(finished: Path) -> None:
         (["eval_demo", "--config", "policy=tiny@last"], "RUN@k needs a checkpoint's number"),
         (["train_tiny", "--config", "from_iteration=2"], "run tiny has finished 0 iterations; K must be from 1 to 1"),
         (["train_tiny", "--config", "from_iteration=two"], 'from_iteration is "two"; it must be an iteration'),
+        (["demo", "--config", "from_iteration=3"], "run demo has finished 0 iterations"),
         (["eval_demo", "--config", "from_iteration=1"], "eval_demo is an evaluation and has no iterations"),
     ],
 )
