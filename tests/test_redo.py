@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from openforge import config_paths, redo, store
-from openforge.config import ConfigError, EvalConfig, RunConfig
+from openforge.config import ConfigError, EvalConfig, RunConfig, from_iteration, load
 
 
 def config(**over: Any) -> RunConfig:
@@ -186,6 +186,21 @@ def test_what_cannot_be_made_anew_is_a_sentence(run: Path) -> None:
     (run / redo.RECORD).write_text("{")
     with pytest.raises(ConfigError, match=r"redo\.json is damaged .* remove it"):
         redo.finish(run)
+
+
+def test_from_iteration_is_a_number_and_no_key(tmp_path: Path) -> None:
+    assert from_iteration({"from_iteration": 2, "seed": 1}) == 2
+    assert from_iteration({}) is None and from_iteration(None) is None
+    for wrong in ("two", True, 2.0, None):
+        with pytest.raises(ConfigError, match=r"from_iteration is .*; it must be an iteration's number, from 1"):
+            from_iteration({"from_iteration": wrong})
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "r.yaml").write_text("model: m\niterations: 1\ntasks: {source: tiny}\n")
+    loaded = load("r", tmp_path, {"from_iteration": 2, "seed": 1})
+    assert loaded.config.seed == 1 and "from_iteration" not in loaded.config.model_dump()
+    (tmp_path / "config" / "r.yaml").write_text("model: m\niterations: 1\ntasks: {source: tiny}\nfrom_iteration: 2\n")
+    with pytest.raises(ConfigError, match="unknown key 'from_iteration'"):
+        load("r", tmp_path)
 
 
 def test_the_guard_names_the_command(run: Path) -> None:

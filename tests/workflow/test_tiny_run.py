@@ -119,7 +119,10 @@ def test_the_number_of_files_depends_on_shards_only(run: Path) -> None:
     expected = {f.format(part) for f in shard | once | {"samples/{}/report.json"}}
     found = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and part in str(p)}
     assert {f for f in found if not f.startswith("artifacts/")} == expected
-    assert len(list(run.glob("timings/*-0001*.json"))) == 6  # plan, two rollouts, score, samples, train
+    timings = {p.name for p in [*run.glob("timings/*-train-train-0001*.json"), *run.glob("timings/train-0001*.json")]}
+    jobs = ("plan-train-train", "score-train-train", "samples-train-train", "train")
+    shards = {f"rollout-train-train-0001-{s:04d}.json" for s in (1, 2)}
+    assert timings == {f"{job}-0001.json" for job in jobs} | shards
 
 
 def test_the_manifest_tells_of_every_iteration(run: Path) -> None:
