@@ -89,6 +89,8 @@ def outlook(run_dir: Path, config: RunConfig, k: int) -> str:
     if goes_on(run_dir, config, k):
         return _going_on(run_dir, k)
     n = len(list(moved(run_dir, k)))
+    if n == 0:
+        return f"{run_dir.name}: from_iteration={k} finds nothing to move"
     return (
         f"{run_dir.name}: from_iteration={k} would move {n} files and folders of iterations {k} and later to "
         f"{SUPERSEDED}/{_next(run_dir)}; this dry run still finds them where they are"
