@@ -52,8 +52,8 @@ def check(run: str, config: RunConfig | EvalConfig, run_dir: Path, k: int) -> No
 
 
 def _lost(run_dir: Path, config: RunConfig, k: int) -> str | None:
-    """What iteration k begins from and was pruned."""
-    for i in sorted({max(0, k - 1 - config.lag), k - 1}):
+    """What iteration k begins from, or with a lag one of the next samples from, and was pruned."""
+    for i in range(max(0, k - 1 - config.lag), k):
         try:
             check_kept(run_dir / "checkpoints" / f"{i:04d}")
         except CheckpointError as e:
@@ -89,6 +89,8 @@ def outlook(run_dir: Path, config: RunConfig, k: int) -> str:
     if goes_on(run_dir, config, k):
         return _going_on(run_dir, k)
     n = len(list(moved(run_dir, k)))
+    if n == 0:
+        return f"{run_dir.name}: from_iteration={k} finds nothing to move"
     return (
         f"{run_dir.name}: from_iteration={k} would move {n} files and folders of iterations {k} and later to "
         f"{SUPERSEDED}/{_next(run_dir)}; this dry run still finds them where they are"
@@ -125,9 +127,11 @@ def redo(run_dir: Path, config: RunConfig, k: int) -> str:
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "done": False,
     }
+    found = any(moved(run_dir, k))
     write_beside(run_dir / RECORD, json.dumps(record, indent=1) + "\n")
     finish(run_dir)
-    return f"{run_dir.name}: from_iteration={k}, earlier results of iterations {k} and later are in {record['folder']}"
+    said = f"earlier results of iterations {k} and later are in {record['folder']}" if found else "nothing to move"
+    return f"{run_dir.name}: from_iteration={k}, {said}"
 
 
 def finish(run_dir: Path) -> None:

@@ -14,7 +14,6 @@ from openforge import plan as planning
 from openforge.eval import policies
 from openforge.plan.standing import standing
 from openforge.policy import process
-from openforge.policy.weights import CheckpointError, check_kept
 from openforge.tables import TableError, partition_path
 
 os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
@@ -202,16 +201,6 @@ def marker(run, k):
     return f"results/{run}/checkpoints/{k:04d}/checkpoint.json"
 
 
-def kept(policy, output):
-    """The marker of a checkpoint; that its weights were pruned is an error where they are still to be read."""
-    if policy and not Path(output).exists():
-        try:
-            check_kept(Path(policy).parent)
-        except CheckpointError as e:
-            raise WorkflowError(str(e)) from None
-    return policy
-
-
 def episodes_file(w):
     part = f"purpose={w.purpose}/cell={w.cell}/iteration={w.k}/shard={w.shard}"
     return f"results/{w.run}/episodes/{part}/episodes.parquet"
@@ -225,10 +214,8 @@ def sampled_checkpoint(wildcards):
             k = max(0, int(wildcards.k) - 1 - RUNS[wildcards.run].lag)
         else:
             k = int(table.policy.rpartition("@")[2])
-        policy = marker(wildcards.run, k)
-    else:
-        policy = policy_input(wildcards)
-    return kept(policy, episodes_file(wildcards))
+        return marker(wildcards.run, k)
+    return policy_input(wildcards)
 
 
 def software(output, *names):

@@ -1,3 +1,6 @@
+from openforge.policy.weights import CheckpointError, check_kept
+
+
 rule eval:
     input:
         rollouts="results/{run}/rollouts/purpose=eval/cell={cell}/iteration={k}/rollouts.parquet",
@@ -40,7 +43,28 @@ def evaluations(wildcards):
             for cell in c.cells
             for k in policies.evaluated(cell, last)
         ]
-    return [
-        f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"
-        for cell, k in points
-    ]
+    files = []
+    for cell, k in points:
+        file = f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"
+        files.append(file)
+        if not Path(file).exists() and targeted(wildcards.run):
+            check_sampled(c, wildcards.run, k)
+    return files
+
+
+def check_sampled(c, run, k):
+    """Refuse an evaluation of a checkpoint whose weights were pruned.
+
+    Called while the rules are read: Snakemake takes an error of an input function for a file that nothing makes.
+    """
+    ref = policies.reference(c) if isinstance(c, typed.EvalConfig) else None
+    if ref is None:
+        policy = Path(marker(run, int(k)))
+    elif ref.kind == "checkpoint":
+        policy = policies.checkpoint_file(ref, Path(workflow.basedir))
+    else:
+        return
+    try:
+        check_kept(policy.parent)
+    except CheckpointError as e:
+        raise WorkflowError(str(e)) from None

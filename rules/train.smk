@@ -1,6 +1,5 @@
 def trained_from(wildcards):
-    k = int(wildcards.k)
-    return kept(marker(wildcards.run, k - 1), marker(wildcards.run, k))
+    return marker(wildcards.run, int(wildcards.k) - 1)
 
 
 def state_before(wildcards):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from openforge import tables
 from openforge.config import RunConfig
+from openforge.policy.weights import CheckpointError
 from openforge.train import launch
-from openforge.train.checkpoint import check_state, folder_beside, prune_states
+from openforge.train.checkpoint import check_room, check_state, folder_beside, prune_states
 from openforge.train.job import Job, TrainError
 from openforge.train.trie import pack
 
@@ -121,6 +122,39 @@ def test_pruned_states_are_tombstones_that_name_the_nearest_full_one(tmp_path: P
         check_state(tmp_path / "state/0003", checkpoint, 1)
 
 
+def test_a_kill_while_a_state_is_pruned_is_made_good(tmp_path: Path) -> None:
+    for k in (1, 2):
+        state(tmp_path, k, f"0@{DIGEST}")
+    (tmp_path / "state/0001/tombstone.json").write_text("{}")
+    assert prune_states(tmp_path / "state", before=3, keep=1) == []
+    assert sorted(f.name for f in (tmp_path / "state/0001").iterdir()) == ["state.json", "tombstone.json"]
+
+
+def test_training_on_pruned_weights_is_refused(tmp_path: Path) -> None:
+    (checkpoint_0(tmp_path) / "tombstone.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"weights of checkpoint 0 of run .* were pruned .*; none is kept"):
+        launch.train(make_job(tmp_path, 1), lambda _: None)
+    assert not (tmp_path / "checkpoints/0001").exists()
+
+
+def test_too_little_disk_or_memory_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(checkpoint_0(tmp_path) / "model.safetensors", "ab") as f:
+        f.truncate(2 * 10**9)
+    job = make_job(tmp_path, 1)
+    usage = shutil.disk_usage(tmp_path)
+    # 2 GB of weights, 4 GB of moments, and 256 MiB of margin.
+    for free, enough in ((6_260_000_000, False), (6_270_000_000, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        if enough:
+            check_room(job)
+            continue
+        with pytest.raises(TrainError, match=r"needs about 6\.3 GB of disk .*, 6\.3 GB are free in .*/checkpoints;"):
+            check_room(job)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1_900_000, "SC_PAGE_SIZE": 4096}[name])
+    with pytest.raises(TrainError, match=r"at least 8\.0 GB of memory .*, this machine has 7\.8 GB"):
+        check_room(job)
+
+
 def test_a_failed_write_leaves_the_old_folder_and_nothing_beside(tmp_path: Path) -> None:
     target = tmp_path / "0001"
     with folder_beside(target) as f:
@@ -145,6 +179,11 @@ def test_a_failed_job_is_one_error_with_its_last_lines() -> None:
     with pytest.raises(TrainError, match=r"ended with code 1(.|\n)*ZeroDivisionError"):
         follow("print('noise'); print('train: step 1/2'); 1 / 0", said.append)
     assert said == ["step 1/2"]
+
+
+def test_a_killed_job_is_one_sentence() -> None:
+    with pytest.raises(TrainError, match=r"was killed \(signal 9\): by someone, or by the kernel for want of memory"):
+        follow("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", lambda _: None)
 
 
 def test_a_refusal_of_the_job_is_its_sentence() -> None:

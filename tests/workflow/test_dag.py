@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from openforge import config_paths
+from openforge import config_paths, tables
 from openforge.config import load
+from openforge.config_docs import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tasks and plans are real: what an iteration was planned with decides over it.
@@ -150,6 +153,7 @@ def test_a_missing_checkpoint_is_one_sentence(finished: Path) -> None:
         (["eval_demo", "--config", "policy=nosuch/folder"], "policy 'nosuch/folder' must be a model folder"),
         (["eval_demo", "--config", "policy="], "policy= is empty"),
         (["eval_demo", "--config", "policy=http://h/v1", "server={api_key: k}"], "unknown key 'server.api_key'"),
+        (["train_tiny", "--config", "from_iteration=3"], "run tiny has finished 0 iterations"),
     ],
 )
 def test_a_wrong_value_stops_before_any_job(fresh: Path, words: list[str], sentence: str) -> None:
@@ -166,6 +170,149 @@ def test_a_run_goes_on_only_as_it_was_made(finished: Path, tmp_path: Path) -> No
     assert planned(root, "train_tiny") == {}
     done = snakemake(root, "-n", "train_tiny", "--config", "seed=3")
     assert done.returncode == 1 and "was made with seed = 0, now it is 3" in done.stdout + done.stderr
+
+
+# ---- finished iterations are immutable ----------------------------------------------------------------
+@pytest.fixture
+def clone(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "clone", symlinks=True))
+
+
+# config/tiny.yaml with another value of everything that a run may change on its way.
+CHANGED = """\
+model: tiny-random
+iterations: 2
+tasks: {source: tiny, train: 8, heldout: 4}
+data: {train_batch_size: 4}
+rollout: {n: 5, shards: 3, concurrency: 9, attempts: 3, quorum: 0.5, network: none, keep_artifacts: 2}
+harness: {name: pi}
+limits: {turns: 4, tokens: 99, seconds: 61.0}
+sampling: {temperature: 0.9, max_tokens: 17}
+server:
+  {device: gpu, dtype: bfloat16, max_model_len: 2000, max_num_seqs: 8, block_size: 16, tensor_parallel_size: 2,
+   tool_call_parser: hermes, warm: false, start_seconds: 100.0}
+actor:
+  optim: {lr: 2e-3, weight_decay: 0.1, betas: [0.8, 0.9], clip_grad: 2.0}
+  ppo_mini_batch_size: 8
+  ppo_epochs: 2
+  ppo_max_token_len_per_gpu: 9999
+  clip_ratio_low: 0.1
+  clip_ratio_high: 0.3
+  clip_ratio_c: 4.0
+  loss_agg_mode: seq-mean-token-sum
+  entropy_coeff: 0.1
+  use_shared_prefix: false
+  data_loader_seed: 2
+trainer: {device: gpu, nproc_per_node: 2, max_actor_ckpt_to_keep: 3, keep_checkpoints: {last: 1, every: 3}}
+cells:
+  - {name: heldout, n: 3, split: train, tasks: 1, harness: {name: pi}, sampling: {max_tokens: 9}, concurrency: 2,
+     limits: {turns: 3}, server: {max_model_len: 999, chat_template: config/templates/plain.jinja}}
+  - {name: command, n: 2, tasks: 1, at: last}
+"""
+
+
+def test_no_changed_key_plans_a_finished_iteration_again(clone: Path) -> None:
+    was = flatten(load("tiny", ROOT).config.model_dump(mode="json"))
+    (clone / "config" / "tiny.yaml").write_text(CHANGED)
+    now = flatten(load("tiny", clone).config.model_dump(mode="json"))
+    assert {k.split(".")[0].split("[")[0] for k in now if now[k] != was.get(k)} == {
+        *("rollout", "harness", "limits", "sampling", "server", "actor", "trainer", "cells")
+    }
+    assert planned(clone, "train_tiny") == {}
+    # And all of it holds from the first unfinished iteration on.
+    jobs = planned(clone, "train_tiny", "--config", "iterations=3")
+    expected = {"plan": 3, "rollout": 3 + 2, "score": 3, "samples": 1, "train": 1, "eval": 2, "write_report": 1}
+    built = {"software_harness_pi": 1, "software_serve_gpu": 1, "software_train_gpu": 1, "train_tiny": 1}
+    assert {k: v for k, v in jobs.items() if k in expected} == expected
+    assert set(jobs) - set(expected) <= {*built, "software_harness_mini", "software_serve_cpu"}
+
+
+def test_other_cells_plan_their_own_evaluations_only(clone: Path) -> None:
+    file = clone / "config" / "tiny.yaml"
+    file.write_text(file.read_text().replace("name: heldout", "name: other").replace("at: last", "at: every"))
+    # `other` at 0 and 2; `command`, which stood at 2, at 0 and 1.
+    expected = {"plan": 4, "rollout": 4, "score": 4, "eval": 4, "write_report": 1, "train_tiny": 1}
+    assert planned(clone, "train_tiny") == expected
+
+
+def test_fewer_iterations_than_there_are_plan_nothing(finished: Path) -> None:
+    assert planned(finished, "train_tiny", "--config", "iterations=1") == {}
+
+
+def test_a_table_that_stands_decides_over_its_shards(clone: Path) -> None:
+    part = "purpose=train/cell=train/iteration=0003"
+    table = f"results/tiny/rollouts/{part}/rollouts.parquet"
+    done = snakemake(clone, table, "--config", "iterations=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # 2 shards were planned; 4 would be now. Two more rollout jobs are those of the cells.
+    jobs = planned(clone, "train_tiny", "--config", "iterations=3", "rollout={shards: 4}")
+    assert (jobs["plan"], jobs["rollout"]) == (2, 2 + 2)
+    (clone / table).write_bytes((clone / table).read_bytes()[:-9])
+    done = snakemake(clone, "-n", "train_tiny", "--config", "iterations=3")
+    assert done.returncode == 1 and "cannot be read as table rollouts" in done.stdout + done.stderr
+
+
+def test_a_table_that_stands_decides_over_its_policy(clone: Path) -> None:
+    """As after lag 1: the rollouts of iteration 2 ran beside the training of checkpoint 1, which is newer."""
+    run = clone / "results" / "tiny"
+    table = run / "rollouts/purpose=train/cell=train/iteration=0002/rollouts.parquet"
+    when = table.stat().st_mtime_ns
+    rows = pq.ParquetFile(table).read().to_pylist()
+    tables.write_table(table, tables.ROLLOUTS, [{**r, "policy": "tiny@0"} for r in rows])
+    os.utime(table, ns=(when, when))
+    episodes = run / "episodes/purpose=train/cell=train/iteration=0002/shard=0001/episodes.parquet"
+    later = (run / "checkpoints/0002/checkpoint.json").stat().st_mtime_ns - 1
+    assert later > episodes.stat().st_mtime_ns
+    # Of other content: Snakemake has a checksum of what it was when iteration 2 sampled from it.
+    (run / "checkpoints/0001/checkpoint.json").write_text("{}")
+    os.utime(run / "checkpoints/0001/checkpoint.json", ns=(later, later))
+    assert planned(clone, "train_tiny") == {}
+    # The same dates under the policy of lag 0 would have run them again, and the two evaluations of checkpoint 2.
+    tables.write_table(table, tables.ROLLOUTS, rows)
+    os.utime(table, ns=(when, when))
+    assert planned(clone, "train_tiny")["rollout"] == 2 + 2
+
+
+def test_pruned_weights_replan_nothing_and_are_not_sampled_from(clone: Path) -> None:
+    (clone / "results/tiny/checkpoints/0001/tombstone.json").write_text("{}")
+    assert planned(clone, "train_tiny") == {}
+    for words in (
+        ["train_tiny", "--config", "cells=[{name: new, at: every}]"],
+        ["eval_demo", "--config", "policy=tiny@1"],
+    ):
+        done = snakemake(clone, "-n", *words)
+        out = done.stdout + done.stderr
+        assert done.returncode == 1 and "weights of checkpoint 1 of run tiny were pruned" in out, out
+        assert "the nearest kept one is 0" in out and "Traceback" not in out
+
+
+def test_from_iteration_makes_anew_what_it_names_and_keeps_what_was(clone: Path) -> None:
+    run = clone / "results" / "tiny"
+    before = {p.relative_to(run) for p in run.rglob("*") if p.is_file()}
+    words = ("train_tiny", "--config", "from_iteration=2", "seed=5")
+    dry = snakemake(clone, "-n", *words)
+    assert dry.returncode == 0 and "would move" in dry.stdout + dry.stderr
+    assert {p.relative_to(run) for p in run.rglob("*") if p.is_file()} == before
+    first = (run / "checkpoints/0001/checkpoint.json").stat().st_mtime_ns
+    done = snakemake(clone, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Iteration 2: a plan and an evaluation table of each of two cells, and so on.
+    counts = dict(re.findall(r"^(plan|train|samples|eval|prepare|tasks) +(\d+)$", done.stdout + done.stderr, re.M))
+    assert counts == {"plan": "3", "train": "1", "samples": "1", "eval": "2"}
+    assert (run / "checkpoints/0001/checkpoint.json").stat().st_mtime_ns == first
+    old = run / "superseded" / "0001"
+    kept = {p.relative_to(old) for p in old.rglob("*") if p.is_file()}
+    assert kept == {
+        p for p in before if re.search(r"iteration=0002|^(checkpoints|state)/0002|-0002\b.*json", str(p))
+    } | {Path(name) for name in ("report/index.html", "summary.json", "frozen.json")}
+    assert Path("checkpoints/0002/checkpoint.json") in kept
+    assert json.loads((run / "frozen.json").read_text())["seed"] == 5
+    assert json.loads((old / "frozen.json").read_text())["seed"] == 0
+    # The same command goes on.
+    again = snakemake(clone, *words)
+    assert again.returncode == 0 and "Nothing to be done" in again.stdout + again.stderr
+    assert [p.name for p in (run / "superseded").iterdir()] == ["0001"]
 
 
 def test_an_environment_of_ones_own_is_found_below_the_root(fresh: Path, tmp_path: Path) -> None:

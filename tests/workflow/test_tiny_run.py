@@ -142,6 +142,28 @@ def test_a_recorded_episode_is_replayed_the_same_without_a_policy(run: Path, cel
     assert lines[-1].startswith(f"verdict: the same: completed, reward {reward:g}, ")
 
 
+def test_the_number_of_files_depends_on_shards_only(run: Path) -> None:
+    """Iteration 1 has 2 shards of 8 episodes: whatever the episodes, these are its files."""
+    shard = {f"{table}/{{}}/shard={s:04d}/{table}.parquet" for table in ("episodes", "calls", "blobs") for s in (1, 2)}
+    once = {f"{table}/{{}}/{table}.parquet" for table in ("rollouts", "scores", "samples", "metrics")}
+    part = "purpose=train/cell=train/iteration=0001"
+    expected = {f.format(part) for f in shard | once | {"samples/{}/report.json"}}
+    found = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and part in str(p)}
+    assert found == expected | {f"artifacts/{part}/shard={s:04d}.zip" for s in (1, 2)}
+    timings = {p.name for p in [*run.glob("timings/*-train-train-0001*.json"), *run.glob("timings/train-0001*.json")]}
+    jobs = ("plan-train-train", "score-train-train", "samples-train-train", "train")
+    shards = {f"rollout-train-train-0001-{s:04d}.json" for s in (1, 2)}
+    assert timings == {f"{job}-0001.json" for job in jobs} | shards
+
+
+def test_the_manifest_tells_of_every_iteration(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    cards = [json.loads((run / f"checkpoints/{k:04d}/checkpoint.json").read_text()) for k in (1, 2)]
+    assert [e["policy_version"] for e in manifest["entries"]] == [c["policy_version"] for c in cards]
+    assert [e["config"] for e in manifest["entries"]] == [c["config_digest"] for c in cards]
+    assert all(manifest["configs"][c["config_digest"]]["trainer"]["threads"] == 1 for c in cards)
+
+
 def test_nothing_is_left_behind(run: Path) -> None:
     assert not list((run / "partial").rglob("*")) if (run / "partial").exists() else True
     root = run.parents[1]
