@@ -1,9 +1,8 @@
 # Configurations by run, and what each job reads. Parsing needs neither GPU, model, network nor keys.
 import os
+import re
 import sys
 from pathlib import Path
-
-from snakemake.exceptions import WorkflowError
 
 from openforge import config as typed
 from openforge import config_paths
@@ -20,14 +19,41 @@ os.environ.setdefault("OPENFORGE_ROOT", str(Path(workflow.basedir).resolve()))
 sys.path.append(os.environ["OPENFORGE_ROOT"])
 
 
+def refuse(sentence):
+    """End with one sentence: what raises WorkflowError is shown with the lines of the workflow that did."""
+    sys.exit(f"error: {sentence}")
+
+
+def target_of(name):
+    return name if name.startswith("eval_") else f"train_{name}"
+
+
 def targeted(name):
     """Whether the command line names this run, as a target or as a path of its results."""
     words = sys.argv[1:]
-    target = name if name.startswith("eval_") else f"train_{name}"
+    target = target_of(name)
     return any(
         w in (target, name if name == "demo" else target) or f"results/{name}/" in w
+        # A job that an executor starts on its own: --target-jobs RULE:run=NAME,...
+        or f"run={name}" in re.split("[:,]", w)
         for w in words
     )
+
+
+def check_targets(names):
+    """Refuse a run's target where there is no such run, and a run's name where its target is meant."""
+    there = ", ".join(target_of(n) for n in names) or "none"
+    for word in sys.argv[1:]:
+        kind, _, name = word.partition("_")
+        if kind in ("train", "eval") and word.isidentifier():
+            # An evaluation's run has the prefix in its name: config/eval_SUITE.yaml.
+            run = name if kind == "train" else word
+            if name and target_of(run) == word and run not in names:
+                refuse(
+                    f"there is no run for the target {word}: config/{run}.yaml does not exist; targets there are: {there}"
+                )
+        elif word in names and word != "demo" and not word.startswith("eval_"):
+            refuse(f"{word!r} is a run; its target is: snakemake {target_of(word)}")
 
 
 def load_runs():
@@ -37,6 +63,7 @@ def load_runs():
     """
     root = Path(workflow.basedir)
     names = typed.runs(root)
+    check_targets(names)
     named = [n for n in names if targeted(n)]
     if config and not named:
         named = [n for n in names if n == "demo"]
@@ -53,7 +80,7 @@ def load_runs():
                     policies.check(runs[name], root)
         except typed.ConfigError as e:
             if name in named:
-                raise WorkflowError(str(e)) from None
+                refuse(e)
             print(f"warning: {e}; its targets are left out", file=sys.stderr)
     return runs
 
@@ -71,7 +98,7 @@ def cell_of(wildcards):
     for cell in RUNS[wildcards.run].cells:
         if cell.name == name:
             return cell
-    raise WorkflowError(
+    refuse(
         f"config/{wildcards.run}.yaml has no cell {name!r}; its cells: "
         + (", ".join(c.name for c in RUNS[wildcards.run].cells) or "none")
     )
@@ -104,9 +131,24 @@ def marker(run, k):
 def sampled_checkpoint(wildcards):
     """The checkpoint that a rollout samples from: b(k) = max(0, k-1-lag) in training, k in evaluation."""
     if wildcards.purpose == "train":
-        k = int(wildcards.k)
-        return marker(wildcards.run, max(0, k - 1 - RUNS[wildcards.run].lag))
+        return marker(wildcards.run, RUNS[wildcards.run].sampled(int(wildcards.k)))
     return policy_input(wildcards)
+
+
+def training_cores(wildcards):
+    """Cores that training claims: all of them, so that nothing heavy runs beside it; with lag one is left at least."""
+    cores, c = workflow.cores or 1, RUNS[wildcards.run]
+    if not getattr(c, "lag", 0):
+        return cores
+    return min(c.trainer.threads * c.trainer.nproc_per_node, max(1, cores - 1))
+
+
+def rollout_cores(wildcards):
+    """Cores that sampling claims: all of them, or those that training leaves where it may run beside it."""
+    cores = workflow.cores or 1
+    if not getattr(RUNS[wildcards.run], "lag", 0):
+        return cores
+    return max(1, cores - training_cores(wildcards))
 
 
 def software(output, *names):

@@ -9,7 +9,6 @@ rule rollout:
         blobs="results/{run}/blobs/purpose={purpose}/cell={cell}/iteration={k}/shard={shard}/blobs.parquet",
     log:
         "logs/{run}/rollout-{purpose}-{cell}-{k}-{shard}.log",
-    # Sampling uses every core there is: on one machine nothing heavy runs beside it.
-    threads: workflow.cores or 1
+    threads: rollout_cores
     script:
         "../scripts/rollout.py"

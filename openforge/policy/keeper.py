@@ -229,7 +229,10 @@ class Keeper:
                 wait_until_dead(keeper, 30)
         free = psutil.virtual_memory().available
         if free < need:
-            print(f"memory is short: {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB needed", flush=True)
+            raise ServerError(
+                f"a policy server needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: end "
+                "what else runs here, or lower server.kv_cache_gb"
+            )
 
 
 def memory_need(cfg: ServerConfig, policy: Path) -> float:

@@ -37,6 +37,8 @@ class Endpoint:
         model: the name to ask for.
         context_window: tokens of prompt and response together.
         policy_version: iteration@sha256 of the weights, or the version given for a foreign endpoint.
+        seeded: whether it may be sent seeds: one of ours. A foreign vLLM on CPU dies of one where it prefills in
+            chunks.
     """
 
     base_url: str
@@ -44,6 +46,7 @@ class Endpoint:
     model: str
     context_window: int
     policy_version: str
+    seeded: bool = False
 
 
 def _report(line: str) -> None:
@@ -101,7 +104,7 @@ def lease(
     base_url = f"http://127.0.0.1:{answer['port']}/v1"
     try:
         with sock:
-            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version)
+            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, seeded=True)
     finally:
         if not cfg.warm:
             _end(place)

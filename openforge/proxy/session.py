@@ -15,7 +15,7 @@ from typing import Any
 
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
 from openforge.proxy.journal import Journal, JournalError
-from openforge.proxy.upstream import PolicyFailed, Upstream, payload
+from openforge.proxy.upstream import PolicyFailed, Upstream, call_seed, payload
 
 # 404 ends a harness at once: mini-swe-agent sleeps and retries through any 400, 403 and 429, up to ten times.
 FINAL = 404
@@ -33,6 +33,7 @@ class Config:
         policy_version: version that answers, recorded with every call.
         model: name that the policy server knows it by.
         context_window: tokens of prompt and response together.
+        seed: of the episode's sampling; None where the policy server is not told one.
     """
 
     episode_id: str
@@ -44,6 +45,7 @@ class Config:
     policy_version: str
     model: str
     context_window: int
+    seed: int | None = None
 
     @classmethod
     def read(cls, body: Mapping[str, Any], model: str) -> Config:
@@ -63,14 +65,20 @@ class Config:
             policy_version=str(body["policy_version"]),
             model=str(body.get("model") or model),
             context_window=int(body["context_window"]),
+            seed=None if body.get("seed") is None else int(body["seed"]),
         )
 
 
 @dataclass
 class Generation:
-    """A call on its way; its task is cancelled when nobody waits for it any more."""
+    """A call on its way; its task is cancelled when nobody waits for it any more.
+
+    Attributes:
+        draw: which of the session's seeds samples it; a resend of what failed draws with the same one.
+    """
 
     call: int
+    draw: int
     task: asyncio.Task[Call]
     waiters: int = 0
 
@@ -110,7 +118,12 @@ class Session:
         c = self.config
         self.deadline = time.monotonic() + c.deadline_seconds
         limits = {"turns": c.turns, "tokens": c.tokens}
-        told = {"policy_version": c.policy_version, "model": c.model, "context_window": c.context_window}
+        told = {
+            "policy_version": c.policy_version,
+            "model": c.model,
+            "context_window": c.context_window,
+            "seed": c.seed,
+        }
         self._write({"record": "open", "time": time.time(), "sampling": c.sampling, "limits": limits, **told})
 
     # ---- requests -------------------------------------------------------------------------------
@@ -144,10 +157,11 @@ class Session:
         call = self._arrivals
         self._arrivals += 1
         self.open.add(call)
-        task = asyncio.create_task(self._generate(call, request, time.time()))
+        draw = before.draw if request.retry and before is not None else call
+        task = asyncio.create_task(self._generate(call, draw, request, time.time()))
         self._running.add(task)
         task.add_done_callback(self._ended)
-        self._latest[request.sha256] = generation = Generation(call, task)
+        self._latest[request.sha256] = generation = Generation(call, draw, task)
         return generation
 
     def _ended(self, task: asyncio.Task[Call]) -> None:
@@ -177,9 +191,10 @@ class Session:
             return most
         return max(1, min(most, self.config.tokens - self.response_tokens))
 
-    async def _generate(self, call: int, request: Request, arrived: float) -> Call:
+    async def _generate(self, call: int, draw: int, request: Request, arrived: float) -> Call:
         most = self._max_tokens(request)
-        body = payload(request, self.config.model, self.config.sampling, most)
+        seed = None if self.config.seed is None else call_seed(self.config.seed, draw)
+        body = payload(request, self.config.model, self.config.sampling, most, seed)
         begun = time.monotonic()
         try:
             answer = await self.upstream.complete(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -43,14 +44,20 @@ class _Transient(Exception):
     """A failure that another try may mend."""
 
 
-def payload(request: Request, model: str, sampling: Json, max_tokens: int) -> Json:
-    """The body sent upstream: the harness's text, the rollout's sampling. A seed can kill vLLM on CPU."""
+def call_seed(seed: int, call: int) -> int:
+    """The seed of one call of an episode: 31 bits, for some servers take no more."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{call}".encode()).digest()[:4]) >> 1
+
+
+def payload(request: Request, model: str, sampling: Json, max_tokens: int, seed: int | None = None) -> Json:
+    """The body sent upstream: the harness's text, the rollout's sampling and seed."""
     return {
         "model": model,
         "messages": request.messages,
         **({"tools": request.tools} if request.tools else {}),
         **request.forwarded,
         **{k: sampling[k] for k in SAMPLED if sampling.get(k) is not None},
+        **({} if seed is None else {"seed": seed}),
         "max_tokens": max_tokens,
         "stream": False,
         "logprobs": True,

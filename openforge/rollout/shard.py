@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openforge import __version__, harnesses, software
+from openforge import __version__, environments, harnesses, machine, software
 from openforge.config import Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
@@ -18,7 +18,7 @@ from openforge.proxy.client import start_proxy
 from openforge.rollout import engine
 from openforge.rollout.partial import Partial, claim, digest
 from openforge.rollout.progress import Progress
-from openforge.sandboxes import LocalBackend, Owner, reap
+from openforge.sandboxes import LocalBackend, Owner, bwrap, reap
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,23 @@ class Done:
     partial: Partial
 
 
+class MachineError(RuntimeError):
+    """The machine cannot run a shard; one sentence."""
+
+
+def _check_machine(server: Server) -> None:
+    """Refuse what every episode would fail of, before a server starts and an attempt is spent.
+
+    Raises:
+        MachineError: no sandbox can be made here, or the server needs a GPU that is not here.
+    """
+    why = bwrap.probe()["why"]
+    if why is not None:
+        raise MachineError(why)
+    if server.url is None and server.device == "gpu" and not machine.gpus():
+        raise MachineError(machine.no_gpu("server.device is gpu"))
+
+
 def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Server, job: Job) -> Done:
     """Run the episodes of one shard.
 
@@ -39,6 +56,9 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
         policy: checkpoint folder sampled from; None where `server` is attached by URL.
         server: how the policy is served.
     """
+    _check_machine(server)
+    # A user's module may be broken since the command was typed.
+    environments.load(rows[0]["environment"])
     cell = None if job.part["purpose"] == "train" else job.cell()
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
     harness = harnesses.get(rows[0]["harness"])
@@ -72,7 +92,7 @@ async def _run(
     staleness = None
     if job.part["purpose"] == "train":
         k = int(job.part["k"])
-        staleness = k - 1 - max(0, k - 1 - job.train_config.lag)
+        staleness = k - 1 - job.train_config.sampled(k)
     backend = LocalBackend(partial.sandboxes, job.run, Owner.current())
     # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt.
     reap(partial.sandboxes, job.run)

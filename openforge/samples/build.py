@@ -153,12 +153,19 @@ def _teaches_nothing(members: Sequence[_Episode]) -> str | None:
 
 
 def _one_policy(group: str, members: Sequence[_Episode], config: RunConfig) -> None:
-    """With the recorded log-probs as old ones, each token is held against the policy that sampled it."""
+    """A group is sampled by one policy, and that is checkpoint b(k): the correction of stale episodes (recorded
+    log-probs as old ones, or their ratio to checkpoint k-1's) knows no other."""
     versions = sorted({v for e in members for m in e.merged for v in m.policy_versions})
-    if len(versions) > 1 and not config.algorithm.rollout_correction.bypass_mode:
+    if len(versions) > 1:
         raise SamplesError(
-            f"group {group} was sampled by {len(versions)} policies ({', '.join(versions)}); training on it needs "
-            "algorithm.rollout_correction.bypass_mode: true, which corrects each token by its own recorded logprob"
+            f"group {group} was sampled by {len(versions)} policies ({', '.join(versions)}); an iteration samples with "
+            "one checkpoint, so that its episodes are of two runs: remove the iteration's episodes and run them again"
+        )
+    k = int(members[0].row["iteration"])
+    if versions[0].partition("@")[0] != str(config.sampled(k)):
+        raise SamplesError(
+            f"group {group} was sampled by {versions[0]}; with lag {config.lag} iteration {k} samples with checkpoint "
+            f"{config.sampled(k)}: remove the iteration's episodes and run them again"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from openforge import tables
+from openforge import machine, tables
 from openforge.software import ROOT, python_of
 from openforge.train.checkpoint import carry_over, check_state, prune_states
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError
@@ -36,6 +36,9 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
         SoftwareMissing: the train environment is not built.
     """
     trainer = job.typed.trainer
+    tables.check_file(job.samples, tables.SAMPLES)
+    if trainer.device == "gpu" and not machine.gpus():
+        raise TrainError(machine.no_gpu("trainer.device is gpu"))
     if pq.read_metadata(job.samples).num_rows == 0:
         reason = "no sample to train on: every group was dropped"
         version = carry_over(job, reason)
