@@ -35,7 +35,7 @@ class MachineError(RuntimeError):
     """The machine cannot run a shard; one sentence."""
 
 
-def _check_machine(server: Server) -> None:
+def check_machine(server: Server) -> None:
     """Refuse what every episode would fail of, before a server starts and an attempt is spent.
 
     Raises:
@@ -56,7 +56,7 @@ def run_shard(rows: Sequence[Mapping[str, Any]], policy: Path | None, server: Se
         policy: checkpoint folder sampled from; None where `server` is attached by URL.
         server: how the policy is served.
     """
-    _check_machine(server)
+    check_machine(server)
     # A user's module may be broken since the command was typed.
     environments.load(rows[0]["environment"])
     cell = None if job.part["purpose"] == "train" else job.cell()

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -385,3 +386,10 @@ def test_rows_fit_the_table_and_everything_is_accounted_for() -> None:
         assert counted["total"] == total
         assert counted["trained"] + sum(counted["dropped"].values()) == total
     assert result.report["calls"]["dropped"]["side_call"] == 1
+
+
+def test_samples_built_twice_are_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        episodes, scores, calls = group_of([1.0, 0.0, 0.5])
+        tables.write_table(tmp_path / name, tables.SAMPLES, build(episodes, scores, calls, config()).samples)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
