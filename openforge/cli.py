@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from openforge import __version__, config, store, tables
 from openforge.environments.claw_eval import folder
+from openforge.rollout import status
 
 USAGE = 2
 
@@ -46,6 +47,7 @@ def rendered(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
+        root / "docs" / "statuses.md": status.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }
 
@@ -159,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     action.add_argument("folder", metavar="FOLDER", help="a task's folder, or a folder of them")
     action.set_defaults(call=run_tasks_check)
 
-    verb = verbs.add_parser("docs", help="render docs/tables.md, docs/config.md and config/schema.json")
+    verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
     verb.set_defaults(call=run_docs)
     return top

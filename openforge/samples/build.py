@@ -16,7 +16,7 @@ from typing import Any
 from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
-from openforge.samples.credit import degenerate, grpo
+from openforge.samples.credit import ESTIMATORS, degenerate
 from openforge.samples.merge import Merged, SamplesError, merge
 
 Row = Mapping[str, Any]
@@ -138,7 +138,7 @@ def _credit(
             continue
         _one_policy(group, members, config)
         rewards = {str(e.row["episode_id"]): e.reward for e in members}
-        advantages = grpo(rewards, config.algorithm.norm_adv_by_std_in_grpo)
+        advantages = ESTIMATORS[config.algorithm.adv_estimator](rewards, config.algorithm.norm_adv_by_std_in_grpo)
         for e in members:
             samples += _samples(e, advantages[str(e.row["episode_id"])])
     return samples, lost_groups
