@@ -77,8 +77,8 @@ def markdown() -> str:
         "Rendered from `openforge/rollout/status.py` by `make docs`; a test compares. The column `status` of the table "
         "`episodes` holds one of these ends, one row an attempt; `final` marks the attempt that counts. What befell "
         "the infrastructure is never a reward of 0: such an episode has no reward, and its rollout is run again as the "
-        "next attempt while `rollout.attempts` are left. When less than `rollout.quorum` of an iteration's rollouts have a "
-        "reward, its score job stops the run.",
+        "next attempt while `rollout.attempts` are left. When less than `rollout.quorum` of an iteration's rollouts "
+        "have a reward, its score job stops the run.",
         "",
         "| status | meaning | reward | trained on | run again | look at |",
         "|---|---|---|---|---|---|",
@@ -89,7 +89,8 @@ def markdown() -> str:
     out += [
         "",
         "Trained on means that its trainable calls are: an episode whose group has no spread, whose rows are too long "
-        "or whose calls were not delivered is left out all the same, under a reason that `samples/**/report.json` counts.",
+        "or whose calls were not delivered is left out all the same, under a reason that `samples/**/report.json` "
+        "counts.",
         "",
         "An episode passes these states; from each, it can go on to:",
         "",
