@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from snakemake.exceptions import WorkflowError
+
 from openforge import config as typed
 from openforge import config_paths
 from openforge import plan as planning
@@ -20,7 +22,7 @@ sys.path.append(os.environ["OPENFORGE_ROOT"])
 
 
 def refuse(sentence):
-    """End with one sentence: what raises WorkflowError is shown with the lines of the workflow that did."""
+    """End parsing with one sentence: a WorkflowError is shown with the lines of the workflow that raised it."""
     sys.exit(f"error: {sentence}")
 
 
@@ -43,7 +45,7 @@ def targeted(name):
 def check_targets(names):
     """Refuse a run's target where there is no such run, and a run's name where its target is meant."""
     there = ", ".join(target_of(n) for n in names) or "none"
-    for word in sys.argv[1:]:
+    for before, word in zip(sys.argv, sys.argv[1:]):
         kind, _, name = word.partition("_")
         if kind in ("train", "eval") and word.isidentifier():
             # An evaluation's run has the prefix in its name: config/eval_SUITE.yaml.
@@ -52,7 +54,8 @@ def check_targets(names):
                 refuse(
                     f"there is no run for the target {word}: config/{run}.yaml does not exist; targets there are: {there}"
                 )
-        elif word in names and word != "demo" and not word.startswith("eval_"):
+        elif word in names and word != "demo" and not before.startswith("--"):
+            # Behind -- it may be that option's value.
             refuse(f"{word!r} is a run; its target is: snakemake {target_of(word)}")
 
 
@@ -98,7 +101,7 @@ def cell_of(wildcards):
     for cell in RUNS[wildcards.run].cells:
         if cell.name == name:
             return cell
-    refuse(
+    raise WorkflowError(
         f"config/{wildcards.run}.yaml has no cell {name!r}; its cells: "
         + (", ".join(c.name for c in RUNS[wildcards.run].cells) or "none")
     )
