@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from openforge import __version__, config, store, tables
 from openforge.environments.claw_eval import folder
+from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
 
@@ -49,6 +50,7 @@ def rendered(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
+        root / "docs" / "statuses.md": status.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }
 
@@ -210,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--replay", metavar="EPISODE", help="drive an episode of --run again from its record; no model")
     verb.set_defaults(call=run_episode)
 
-    verb = verbs.add_parser("docs", help="render docs/tables.md, docs/config.md and config/schema.json")
+    verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
     verb.set_defaults(call=run_docs)
     return top

@@ -52,6 +52,9 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+Text = Annotated[str, Field(min_length=1)]
+# torch and numpy take 32 bits.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Columns(Section):
@@ -102,7 +105,7 @@ class Tasks(Section):
         description="Tasks generated of kinds that are never trained on.",
         json_schema_extra=only_if(source=["demo", "tiny"]),
     )
-    seed: int = Field(
+    seed: Seed = Field(
         default=0, description="Seed of the generator.", json_schema_extra=only_if(source=["demo", "tiny"])
     )
 
@@ -166,7 +169,7 @@ class Rollout(Section):
     )
     concurrency: Positive = Field(default=16, description="Episodes in flight a shard.")
     attempts: Positive = Field(default=2, description="Attempts a rollout at most, when infrastructure fails.")
-    quorum: Share = Field(
+    quorum: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.75,
         description="Share of an iteration's rollouts that must end with a reward, or score stops the run.",
     )
@@ -182,7 +185,7 @@ class Rollout(Section):
 class Server(Section):
     """The vLLM server of the policy."""
 
-    url: str | None = Field(
+    url: Text | None = Field(
         default=None,
         description="Attach to an OpenAI-compatible server instead of starting one (evaluation only).",
     )
@@ -202,11 +205,13 @@ class Server(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Weights and activations.", json_schema_extra=only_if(url=None)
     )
-    max_model_len: Positive = Field(default=2048, description="Context window in tokens.")
+    max_model_len: Annotated[int, Field(ge=64)] = Field(
+        default=2048, description="Context window in tokens, of prompt and response together."
+    )
     max_num_seqs: Positive = Field(default=64, description="Sequences in flight.", json_schema_extra=only_if(url=None))
     block_size: Positive = Field(
         default=32,
-        description="KV-cache block; on CPU 32 reuses short prompts best and 16 is refused.",
+        description="KV-cache block in tokens; on CPU a multiple of 32, and 32 reuses short prompts best.",
         json_schema_extra=only_if(url=None),
     )
     kv_cache_gb: Positive = Field(
@@ -282,7 +287,7 @@ class Actor(Section):
     use_shared_prefix: bool = Field(
         default=True, description="Compute a prefix that several rows share once (CPU; exact to rounding)."
     )
-    data_loader_seed: int = Field(default=1, description="Seed of the mini-batch permutation.")
+    data_loader_seed: Seed = Field(default=1, description="Seed of the mini-batch permutation.")
 
 
 class KeepCheckpoints(Section):
@@ -330,7 +335,7 @@ class _Common(Section):
     model: str = Field(
         description="A model folder, a hub id@revision, or the bundled smollm2-135m-instruct or tiny-random."
     )
-    seed: int = Field(default=0, description="Seed of draws and rollouts.")
+    seed: Seed = Field(default=0, description="Seed of draws and rollouts.")
     environment: str = Field(default="claw_eval", description="Environment of the tasks.")
     tasks: Tasks = Field(description="Raw tasks.")
     rollout: Rollout = Field(default_factory=Rollout, description="Running episodes.")
@@ -344,8 +349,10 @@ class RunConfig(_Common):
     """config/RUN.yaml: a training run."""
 
     iterations: NonNegative = Field(description="Iterations N; raise it to go on.")
-    lag: Annotated[int, Field(ge=0, le=1)] = Field(
-        default=0, description="0: on policy. 1: the rollouts of k+1 run beside the training of k."
+    lag: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=0,
+        description="Iteration k samples with checkpoint max(0, k-1-lag). 0: on policy. 1: the rollouts of k+1 run "
+        "beside the training of k. 2: they need not wait for it either.",
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
@@ -353,11 +360,15 @@ class RunConfig(_Common):
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     trainer: Trainer = Field(default_factory=Trainer, description="The training job.")
 
+    def sampled(self, iteration: int) -> int:
+        """b(k): the checkpoint that training iteration k >= 1 samples from."""
+        return max(0, iteration - 1 - self.lag)
+
 
 class EvalConfig(_Common):
     """config/eval_SUITE.yaml: an evaluation that never trains."""
 
-    policy: str | None = Field(
+    policy: Text | None = Field(
         default=None,
         description="A model folder, hub id@revision, URL of an endpoint, or RUN@k; without one server.url, else the "
         "config's model.",
@@ -382,16 +393,16 @@ def load(run: str, root: Path, overrides: Mapping[str, Any] | None = None) -> Lo
     if not RUN_NAME.fullmatch(run):
         raise ConfigError(f"run name {run!r} must match [a-z0-9_]+")
     label = f"config/{run}.yaml"
-    data = read_yaml(root / "config" / f"{run}.yaml")
+    data = read_yaml(root / "config" / f"{run}.yaml", label)
     overrides = {k: v for k, v in (overrides or {}).items() if k != FROM_ITERATION}
     model: type[RunConfig] | type[EvalConfig] = EvalConfig if run.startswith("eval_") else RunConfig
     reading.check(model, data, "", label)
     marks = reading.marked(data, label)
-    for key, value in (overrides or {}).items():
-        # Snakemake's reading of `key=`; a NULL that is meant comes as the text null.
-        if value is None:
-            raise ConfigError(f"--config: {key}= is empty; give it a value, or null for none")
     if overrides:
+        for key, value in overrides.items():
+            # Snakemake's reading of `key=`: a variable that was not set, more often than a value left out.
+            if value is None:
+                raise ConfigError(f"--config {key}= is empty; give it a value, or write {key}=null")
         over = reading.typed(model, reading.plain(overrides))
         marks = reading.merge(marks, reading.marked(over, "--config"))
         data, label = reading.merge(data, over), f"--config over {label}"
@@ -444,6 +455,7 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
     checks.tasks(config.tasks, label)
     checks.cells(config.cells, label)
+    _cross_windows(config, label)
     if isinstance(config, RunConfig):
         _cross_training(config, label)
         return
@@ -453,6 +465,24 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(
                 f"{label}: key 'cells[{i}].at' has no effect in an evaluation suite, which has one policy; remove it"
             )
+
+
+def _cross_windows(config: RunConfig | EvalConfig, label: str) -> None:
+    uses: list[tuple[str, Server, str, Sampling]] = []
+    if isinstance(config, RunConfig):
+        uses.append(("server", config.server, "sampling", config.sampling))
+    for i, cell in enumerate(config.cells):
+        own = f"cells[{i}]"
+        window, server = ("server", config.server) if cell.server is None else (f"{own}.server", cell.server)
+        uses.append((window, server, f"{own}.sampling", cell.sampling))
+    for window, server, sampling, asked in uses:
+        if asked.max_tokens >= server.max_model_len:
+            raise ConfigError(
+                f"{label}: {sampling}.max_tokens is {asked.max_tokens}, but {window}.max_model_len is "
+                f"{server.max_model_len}, which leaves no token for a prompt; lower the one or raise the other"
+            )
+        if server.device == "cpu" and server.block_size % 32:
+            raise ConfigError(f"{label}: {window}.block_size is {server.block_size}; on cpu a multiple of 32 is needed")
 
 
 def _cross_training(config: RunConfig, label: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from openforge import environments
 from openforge.config import ConfigError, EvalConfig, RunConfig, Tasks
-from openforge.policy.prepare import BUNDLED
+from openforge.policy.prepare import BUNDLED, ModelError, check_folder
 from openforge.tables import write_beside
 from openforge.tasks import GENERATED, SOURCES, TasksError, layout
 from openforge.tasks.table import verifier_files
@@ -32,17 +32,22 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
         if path is not None and not (root / path).is_file():
             raise ConfigError(f"{label}: {key} {path!r}: {root / path} does not exist")
     _tasks(label, config.tasks, root)
-    _model(label, "model", config.model, root)
+    _splits(label, config)
+    _model(label, "model", config.model, root, needs_template(config))
     if isinstance(config, EvalConfig) and config.policy is not None and "://" not in config.policy:
-        _model(label, "policy", config.policy, root)
-    name = config.environment
-    module = name if "." in name else f"openforge.environments.{name}.env"
+        _model(label, "policy", config.policy, root, needs_template(config))
     try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ConfigError(f"{label}: environment {name!r}: there is no module {module}")
+        environments.load(config.environment)
+    except environments.UnknownEnvironment as e:
+        raise ConfigError(f"{label}: {e}") from None
+
+
+def needs_template(config: RunConfig | EvalConfig) -> bool:
+    """Whether a server of the configuration is without a chat template of its own, so that the model must have one."""
+    servers = [cell.server or config.server for cell in config.cells]
+    if isinstance(config, RunConfig) and config.iterations:
+        servers.append(config.server)
+    return any(s.chat_template is None and s.url is None for s in servers)
 
 
 def _tasks(label: str, tasks: Tasks, root: Path) -> None:
@@ -83,9 +88,35 @@ def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
             yield f"cells[{i}].server.chat_template", cell.server.chat_template
 
 
-def _model(label: str, key: str, value: str, root: Path) -> None:
+def _splits(label: str, config: RunConfig | EvalConfig) -> None:
+    """Splits of generated tasks are known beforehand; those of a folder only when it has been read."""
+    tasks = config.tasks
+    if tasks.source not in GENERATED:
+        return
+    sizes = {"train": tasks.train, "heldout": tasks.heldout, "unseen": tasks.unseen}
+    uses = [(f"cells[{i}].split", c.split, c.tasks) for i, c in enumerate(config.cells)]
+    if isinstance(config, RunConfig) and config.iterations:
+        uses.append(("data.train_split", config.data.train_split, None))
+    for key, split, count in uses:
+        if not sizes.get(split):
+            known = ", ".join(f"{s} ({n})" for s, n in sizes.items() if n) or "none"
+            raise ConfigError(f"{label}: {key} is {split!r}, a split without tasks; those of tasks are: {known}")
+        if count is not None and count > sizes[split]:
+            raise ConfigError(
+                f"{label}: {key.removesuffix('.split')}.tasks is {count}, but split {split!r} has {sizes[split]} "
+                f"(tasks.{split})"
+            )
+
+
+def _model(label: str, key: str, value: str, root: Path, template: bool) -> None:
+    if (root / value).is_dir():
+        try:
+            check_folder(root / value, template)
+        except ModelError as e:
+            raise ConfigError(f"{label}: {key} {value!r}: {e}") from None
+        return
     # With an @ it is a hub id or RUN@k: the one is looked up when it is prepared, the other has a check of its own.
-    if value in BUNDLED or "@" in value or (root / value).is_dir():
+    if value in BUNDLED or "@" in value:
         return
     raise ConfigError(
         f"{label}: {key} {value!r} must be a model folder, a hub id with its revision ({value}@REVISION), or one of "
@@ -121,9 +152,12 @@ def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path, anew: 
     if not file.exists():
         return
     try:
-        then, now = json.loads(file.read_text()), frozen(config)
-    except ValueError as e:
-        raise ConfigError(f"{file} is damaged ({e}); remove it if {run} is to go on under its present values") from None
+        then, now = dict(json.loads(file.read_text())), frozen(config)
+    except (ValueError, TypeError, OSError) as e:
+        raise ConfigError(
+            f"{file} cannot be read ({e}), so nobody can say what run {run} was made with; restore it, or remove "
+            f"results/{run} to begin anew"
+        ) from None
     for key in IDENTITY if anew else now:
         if then.get(key) == now[key]:
             continue

@@ -64,8 +64,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping without repeated keys.
+def read_yaml(path: Path, label: str | None = None) -> dict[str, Any]:
+    """A YAML mapping without repeated keys; `label` names the file in sentences.
 
     Raises:
         ConfigError: the file does not exist, cannot be read, is not YAML, or holds something else; the place
@@ -75,15 +75,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
-        raise ConfigError(f"{path} does not exist; configurations there: {known}") from None
+        raise ConfigError(f"{label or path} does not exist; configurations there: {known}") from None
     except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror}") from None
+        raise ConfigError(f"{label or path} cannot be read: {e.strerror}") from None
     except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from None
+        raise ConfigError(f"{label or path}: {e}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is not readable YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError(f"{label or path} is not readable YAML: {' '.join(str(e).split())}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys, not {show(data)}")
+        raise ConfigError(
+            f"{label or path} must hold a mapping of keys, not {'nothing' if data is None else show(data)}"
+        )
     return data
 
 
@@ -121,6 +123,10 @@ def check(model: type[BaseModel], data: Any, where: str, source: str) -> None:
             raise ConfigError(f"{source}: unknown key {dotted!r}{_nearest(str(key), where, fields)}")
         for sibling, allowed in condition(fields[key]).items():
             actual = data.get(sibling, fields[sibling].default)
+            # A sibling that is wrong itself is what there is to say.
+            choices = _choices(fields[sibling].annotation)
+            if choices is not None and actual not in choices:
+                continue
             if actual is not PydanticUndefined and actual not in allowed:
                 beside = f"{where}.{sibling}" if where else sibling
                 raise ConfigError(
@@ -128,7 +134,11 @@ def check(model: type[BaseModel], data: Any, where: str, source: str) -> None:
                     f"{show(actual)}; remove it or set {sibling} to {' or '.join(map(show, allowed))}"
                 )
         sub = section(fields[key].annotation)
-        if sub is None or value is None:
+        if sub is None:
+            continue
+        if value is None:
+            if not _accepts(fields[key].annotation, type(None)):
+                raise ConfigError(f"{source}: {dotted} is null; write its keys, or leave it out for the defaults")
             continue
         if is_list(fields[key].annotation):
             if not isinstance(value, (list, tuple)):
@@ -137,6 +147,10 @@ def check(model: type[BaseModel], data: Any, where: str, source: str) -> None:
                 check(sub, item, f"{dotted}[{i}]", source)
         else:
             check(sub, value, dotted, source)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...] | None:
+    return get_args(annotation) if get_origin(annotation) is Literal else None
 
 
 def is_list(annotation: Any) -> bool:

@@ -3,6 +3,7 @@
 Standard library only and old syntax: it must run on the very Python that is too old.
 """
 
+import glob
 import os
 import platform
 import shutil
@@ -35,6 +36,21 @@ def lacks() -> str:
     if shutil.which("bwrap") is None:
         return "OpenForge's local sandbox needs bubblewrap: apt-get install bubblewrap (as root)."
     return ""
+
+
+def gpus():
+    # type: () -> list[str]
+    """Device files of the GPUs here: NVIDIA's, those of Windows' Linux, AMD's."""
+    return sorted(glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg") + glob.glob("/dev/kfd"))
+
+
+def no_gpu(why):
+    # type: (str) -> str
+    """The sentence for a job that needs a GPU; `why` says what asks for one."""
+    return "%s, but %s has no GPU (/dev/nvidia0, /dev/dxg or /dev/kfd): run this job where one is, or use cpu" % (
+        why,
+        platform.node(),
+    )
 
 
 if __name__ == "__main__":

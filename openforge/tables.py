@@ -169,7 +169,7 @@ ROLLOUTS = Table(
         Column("judge", _str, "Judge configuration as JSON; NULL without one.", True),
         Column("limits", LIMITS, "Limits in force: the task's, lowered by the config's."),
         Column("sampling", SAMPLING, "Sampling sent upstream with every call."),
-        Column("seed", _i64, "Seed of the rollout; not sent upstream where the server cannot take it."),
+        Column("seed", _i64, "Seed of the rollout; its calls' seeds are derived from it and sent to servers of ours."),
         Column("policy", _str, "Policy sampled from: a checkpoint's name (RUN@k), folder, or URL#MODEL."),
     ),
     ("purpose", "cell", "iteration"),
@@ -389,7 +389,7 @@ def read_table(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
                 _check_schema(p, f.schema_arrow, table)
                 parts.append(f.read().cast(table.schema))
         except (OSError, pa.ArrowInvalid) as e:
-            raise TableError(f"{p} cannot be read as table {table.name}: {e}") from e
+            raise _unreadable(p, table, e) from e
     return pa.concat_tables(parts) if parts else table.schema.empty_table()
 
 
@@ -398,7 +398,15 @@ def check_file(path: str | os.PathLike[str], table: Table) -> None:
     try:
         _check_schema(path, pq.read_schema(path), table)
     except (OSError, pa.ArrowInvalid) as e:
-        raise TableError(f"{path} cannot be read as table {table.name}: {e}") from e
+        raise _unreadable(path, table, e) from e
+
+
+def _unreadable(path: str | os.PathLike[str], table: Table, error: Exception) -> TableError:
+    """A file that is no parquet (any more): an interrupt never leaves one, a full disk or a copy may."""
+    return TableError(
+        f"{path} cannot be read as table {table.name} ({' '.join(str(error).split())}); where it is damaged, remove "
+        "it, and the same command writes it again"
+    )
 
 
 def _check_schema(path: str | os.PathLike[str], schema: pa.Schema, table: Table) -> None:
@@ -407,7 +415,8 @@ def _check_schema(path: str | os.PathLike[str], schema: pa.Schema, table: Table)
     if found != (table.name, str(SCHEMA_VERSION)):
         raise TableError(
             f"{path} holds table {found[0] or 'unknown'!r} with schema {found[1] or 'none'}; "
-            f"expected {table.name!r} with schema {SCHEMA_VERSION}"
+            f"expected {table.name!r} with schema {SCHEMA_VERSION}; read it with the version of OpenForge that "
+            "wrote it, or begin a run of another name"
         )
 
 

@@ -26,12 +26,23 @@ if workflow.exec_mode != ExecMode.SUBPROCESS:
 sys.path.append(os.environ["OPENFORGE_ROOT"])
 
 
+def refuse(sentence):
+    """End parsing with one sentence: a WorkflowError is shown with the lines of the workflow that raised it."""
+    sys.exit(f"error: {sentence}")
+
+
+def target_of(name):
+    return name if name.startswith("eval_") else f"train_{name}"
+
+
 def targeted(name):
     """Whether the command line names this run, as a target or as a path of its results."""
     words = sys.argv[1:]
-    target = name if name.startswith("eval_") else f"train_{name}"
+    target = target_of(name)
     return any(
         w in (target, name if name == "demo" else target) or f"results/{name}/" in w
+        # A job that an executor starts on its own: --target-jobs RULE:run=NAME,...
+        or f"run={name}" in re.split("[:,]", w)
         for w in words
     )
 
@@ -59,13 +70,32 @@ def check_variables(name, c):
         print(f"warning: {e}", file=sys.stderr)
 
 
+def check_targets(names):
+    """Refuse a run's target where there is no such run, and a run's name where its target is meant."""
+    there = ", ".join(target_of(n) for n in names) or "none"
+    for before, word in zip(sys.argv, sys.argv[1:]):
+        kind, _, name = word.partition("_")
+        if kind in ("train", "eval") and word.isidentifier():
+            # An evaluation's run has the prefix in its name: config/eval_SUITE.yaml.
+            run = name if kind == "train" else word
+            if name and target_of(run) == word and run not in names:
+                refuse(
+                    f"there is no run for the target {word}: config/{run}.yaml does not exist; targets there are: {there}"
+                )
+        elif word in names and word != "demo" and not before.startswith("--"):
+            # Behind -- it may be that option's value.
+            refuse(f"{word!r} is a run; its target is: snakemake {target_of(word)}")
+
+
 def load_runs():
     """Every valid configuration; --config is laid over the runs that the command line names.
 
     An invalid one stops only the commands that name it: a broken mine.yaml is no reason to refuse `snakemake demo`.
     """
     root = Path(workflow.basedir)
-    names, named = typed.runs(root), named_runs()
+    names = typed.runs(root)
+    check_targets(names)
+    named = named_runs()
     runs = {}
     for name in names:
         try:
@@ -85,7 +115,7 @@ def load_runs():
                     policies.check(runs[name], root)
         except typed.ConfigError as e:
             if name in named:
-                raise WorkflowError(str(e)) from None
+                refuse(e)
             print(f"warning: {e}; its targets are left out", file=sys.stderr)
     return runs
 
@@ -100,7 +130,7 @@ def start(works):
     try:
         run_start.begin(root, runs, command)
     except run_lock.RunBusy as e:
-        raise WorkflowError(str(e)) from None
+        refuse(e)
     interrupts.hand_on(runs)
 
 
@@ -124,7 +154,7 @@ def make_anew(works):
             elif k is not None:
                 print(redo.outlook(folder, c, k), file=sys.stderr)
         except typed.ConfigError as e:
-            raise WorkflowError(str(e)) from None
+            refuse(e)
 
 
 RUNS = load_runs()
@@ -211,11 +241,27 @@ def sampled_checkpoint(wildcards):
     if wildcards.purpose == "train":
         table = planned(wildcards)
         if table is None:
-            k = max(0, int(wildcards.k) - 1 - RUNS[wildcards.run].lag)
+            k = RUNS[wildcards.run].sampled(int(wildcards.k))
         else:
             k = int(table.policy.rpartition("@")[2])
         return marker(wildcards.run, k)
     return policy_input(wildcards)
+
+
+def training_cores(wildcards):
+    """Cores that training claims: all of them, so that nothing heavy runs beside it; with lag one is left at least."""
+    cores, c = workflow.cores or 1, RUNS[wildcards.run]
+    if not getattr(c, "lag", 0):
+        return cores
+    return min(c.trainer.threads * c.trainer.nproc_per_node, max(1, cores - 1))
+
+
+def rollout_cores(wildcards):
+    """Cores that sampling claims: all of them, or those that training leaves where it may run beside it."""
+    cores = workflow.cores or 1
+    if not getattr(RUNS[wildcards.run], "lag", 0):
+        return cores
+    return max(1, cores - training_cores(wildcards))
 
 
 def software(output, *names):

@@ -67,4 +67,4 @@ def check_sampled(c, run, k):
     try:
         check_kept(policy.parent)
     except CheckpointError as e:
-        raise WorkflowError(str(e)) from None
+        refuse(e)

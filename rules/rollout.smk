@@ -9,8 +9,7 @@ rule rollout:
         blobs="results/{run}/blobs/purpose={purpose}/cell={cell}/iteration={k}/shard={shard}/blobs.parquet",
     log:
         "logs/{run}/rollout-{purpose}-{cell}-{k}-{shard}.log",
-    # Sampling uses every core there is: on one machine nothing heavy runs beside it.
-    threads: workflow.cores or 1
+    threads: rollout_cores
     resources:
         attempt=attempt_of,
     script:

@@ -25,6 +25,6 @@ rule train:
         "logs/{run}/train-{k}.log",
     wildcard_constraints:
         k=r"(?!0000)\d{4}",
-    threads: workflow.cores or 1
+    threads: training_cores
     script:
         "../scripts/train.py"

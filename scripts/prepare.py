@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from openforge import config_paths
 from openforge.eval import policies
 from openforge.job import job
 from openforge.policy import models
@@ -10,4 +11,5 @@ with job("prepare", snakemake) as j:  # noqa: F821
     folder = Path(snakemake.output[0]).resolve().parent  # noqa: F821
     model = policies.reference(j.config).value if j.part.get("slug") else j.config.model
     j.say(f"preparing {model}")
-    models.prepare(model, folder, device=j.config.server.device, dtype=j.config.server.dtype)
+    server, template = j.config.server, config_paths.needs_template(j.config)
+    models.prepare(model, folder, device=server.device, dtype=server.dtype, template=template)

@@ -4,10 +4,12 @@ import sys
 import time
 from pathlib import Path
 
-from openforge import software
+from openforge import machine, software
 
 start = time.monotonic()
 name = snakemake.params.env  # noqa: F821
+if name.endswith("-gpu") and not machine.gpus():
+    sys.exit(f"error: {machine.no_gpu(f'envs/{name}.txt is the package list of a GPU environment')}")
 print(f"building software environment {name} from envs/{name}.txt", file=sys.stderr, flush=True)
 try:
     software.build(name, Path.cwd())

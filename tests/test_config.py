@@ -73,6 +73,13 @@ def test_an_unknown_key_names_the_nearest(tmp_path, text, sentence):
         ("actor: {optim: {betas: ['0.9', 0.99]}}", "actor.optim.betas.0", '"0.9"'),
         ("cells: [{name: Held-Out}]", "cells.0.name", '"Held-Out"'),
         ("environment: null", "environment", "null"),
+        ("seed: 100000000000000000000000", "seed", "less than 4294967296"),
+        ("seed: -1", "seed", "greater than or equal to 0"),
+        ("actor: {data_loader_seed: 4294967296}", "actor.data_loader_seed", "less than 4294967296"),
+        ("rollout: {quorum: 0}", "rollout.quorum", "greater than 0"),
+        ("server: {max_model_len: 8}", "server.max_model_len", "greater than or equal to 64"),
+        ("lag: 3", "lag", "less than or equal to 2"),
+        ("harness: {name: mini, config: null}", "harness.name", "'mini_swe_agent' or 'pi'"),
     ],
 )
 def test_a_mistyped_value_names_key_and_value(tmp_path, text, key, shown):
@@ -85,6 +92,33 @@ def test_a_mistyped_value_names_key_and_value(tmp_path, text, key, shown):
 def test_a_section_must_be_a_mapping(tmp_path, text):
     base = "\n".join(line for line in TRAIN.splitlines() if not line.startswith(text.split(":")[0]))
     assert "must be a mapping of keys, not" in refused(tmp_path, f"{base}\n{text}")
+
+
+@pytest.mark.parametrize("text", ["rollout: null", "harness:", "actor: {optim: ~}"])
+def test_a_section_is_not_null(tmp_path, text):
+    dotted = "actor.optim" if "actor" in text else text.split(":")[0]
+    message = refused(tmp_path, TRAIN + text)
+    assert message == f"config/mine.yaml: {dotted} is null; write its keys, or leave it out for the defaults"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "server: {max_model_len: 512}",
+            "sampling.max_tokens is 512, but server.max_model_len is 512, which leaves no token for a prompt",
+        ),
+        (
+            "cells: [{name: a, server: {max_model_len: 256}}]",
+            "cells[0].sampling.max_tokens is 512, but cells[0].server.max_model_len is 256",
+        ),
+        ("cells: [{name: a, sampling: {max_tokens: 2048}}]", "cells[0].sampling.max_tokens is 2048, but server."),
+        ("server: {block_size: 16}", "server.block_size is 16; on cpu a multiple of 32 is needed"),
+    ],
+)
+def test_a_window_holds_prompt_and_response(tmp_path, text, sentence):
+    assert sentence in refused(tmp_path, TRAIN + text)
+    assert load(tmp_path, TRAIN + "server: {device: gpu, block_size: 16}").config.server.block_size == 16
 
 
 def test_cells_must_be_a_list(tmp_path):
@@ -319,7 +353,8 @@ def test_overrides_are_typed_and_laid_over(tmp_path, option, key, value):
         ("server={device: gpu}", "key 'server.kv_cache_gb' has no effect while server.device is \"gpu\""),
         ("actor={optim: {lr: 010}}", "key 'actor.optim.lr' is \"010\""),
         ("rollout=3", "rollout must be a mapping of keys, not 3"),
-        ("iterations=", "--config: iterations= is empty; give it a value, or null for none"),
+        ("iterations=", "--config iterations= is empty; give it a value, or write iterations=null"),
+        ("iterations=null", "key 'iterations' is null"),
     ],
 )
 def test_a_wrong_override_is_a_sentence(tmp_path, option, sentence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ from openforge import config_paths
 from openforge.config import ConfigError, EvalConfig, RunConfig, load
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def model_folder(folder: Path, without: str = "") -> Path:
+    """What a model folder consists of, empty but for the template, less one part."""
+    folder.mkdir()
+    parts = {
+        "config.json": "{}",
+        "model.safetensors": "",
+        "tokenizer.json": "{}",
+        "tokenizer_config.json": json.dumps({} if without == "template" else {"chat_template": "{{ messages }}"}),
+    }
+    for name, text in parts.items():
+        if name != without:
+            (folder / name).write_text(text)
+    return folder
 
 
 def run(**over: Any) -> RunConfig:
@@ -61,7 +77,7 @@ def test_a_secrets_variable_must_be_set_and_is_not_shown(monkeypatch: pytest.Mon
 
 
 def test_a_policy_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
+    model_folder(tmp_path / "mine")
     for policy, right in (("mine", True), ("nosuch", False), ("demo@3", True), ("http://127.0.0.1:1/v1", True)):
         config = EvalConfig.model_validate({"model": "tiny-random", "tasks": {"source": "tiny"}, "policy": policy})
         if right:
@@ -69,6 +85,91 @@ def test_a_policy_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:
         else:
             with pytest.raises(ConfigError, match="policy 'nosuch'"):
                 config_paths.check("eval_r", config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("without", "sentence"),
+    [
+        ("config.json", "lacks config.json"),
+        ("model.safetensors", r"lacks weights \(\*\.safetensors\)"),
+        ("tokenizer.json", r"lacks a tokenizer \(tokenizer.json, tokenizer.model or vocab.json\)"),
+        ("template", r"has no chat template \(.*\); name one with server.chat_template"),
+    ],
+)
+def test_a_model_folder_without_a_part_is_a_sentence(without: str, sentence: str, tmp_path: Path) -> None:
+    model_folder(tmp_path / "m", without)
+    with pytest.raises(ConfigError, match=rf"config/r\.yaml: model 'm': model folder .*/m {sentence}$"):
+        config_paths.check("r", run(model="m"), tmp_path)
+
+
+def test_a_template_is_needed_only_where_a_server_has_none(tmp_path: Path) -> None:
+    model_folder(tmp_path / "m", "template")
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    named = {"chat_template": "t.jinja"}
+    config_paths.check("r", run(model="m", server=named, cells=[{"name": "a"}]), tmp_path)
+    with pytest.raises(ConfigError, match="no chat template"):
+        config_paths.check("r", run(model="m", server=named, cells=[{"name": "a", "server": {}}]), tmp_path)
+
+
+def test_weights_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(
+        ConfigError, match=r"lacks model-2\.safetensors, which its model\.safetensors\.index\.json names"
+    ):
+        config_paths.check("r", run(model="m"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ({"data": {"train_split": "trian"}}, "data.train_split is 'trian', a split without tasks; .* train \\(64\\)"),
+        ({"tasks": {"source": "tiny", "train": 0}}, "data.train_split is 'train', a split without tasks"),
+        ({"cells": [{"name": "a", "split": "unseen"}]}, r"cells\[0\]\.split is 'unseen', a split without tasks"),
+        ({"cells": [{"name": "a", "tasks": 65}]}, r"cells\[0\]\.tasks is 65, but split 'heldout' has 64"),
+    ],
+)
+def test_a_split_of_generated_tasks_without_tasks_is_a_sentence(over: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config_paths.check("r", run(**over), tmp_path)
+    # Without an iteration nothing is drawn for training.
+    if "cells" not in over:
+        config_paths.check("r", run(**over, iterations=0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import no_such_library", r"line 1: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("x = 1\ndef f(:", "line 2: SyntaxError: invalid syntax"),
+        ("x = 1\n\nraise RuntimeError('no\\nkey')", "line 3: RuntimeError: no key"),
+    ],
+)
+def test_a_users_environment_that_cannot_be_imported_is_named_with_its_line(
+    text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"broken_{abs(hash(text))}"
+    (tmp_path / f"{name}_package").mkdir()
+    file = tmp_path / f"{name}_package" / "my_env.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as e:
+        config_paths.check("r", run(environment=f"{name}_package.my_env"), tmp_path)
+    assert str(e.value).endswith(f"cannot be imported: {file}, {sentence}")
+
+
+@pytest.mark.parametrize("name", ["", "<my_env>", "my-env", "a..b", "../x"])
+def test_a_placeholder_is_no_environment(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no import path; it is claw_eval, or"):
+        config_paths.check("r", run(environment=name), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_damaged_record_of_what_a_run_was_made_with_is_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "frozen.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"frozen\.json cannot be read .* remove results/r to begin anew"):
+        config_paths.check_frozen("r", run(), tmp_path)
 
 
 def test_a_run_goes_on_only_as_it_was_made(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -103,21 +105,44 @@ class PipelineEnv(Protocol):
         ...
 
 
-def create_env(name: str, sandbox: Sandbox) -> PipelineEnv:
-    """The environment `name` on a sandbox: a package here, or the import path of a module with `create_env`.
+def load(name: str) -> Callable[[Sandbox], PipelineEnv]:
+    """`create_env` of the environment `name`: a package here, or the import path of a module of the user's.
 
     Raises:
-        UnknownEnvironment: there is no such module, or it has no create_env.
+        UnknownEnvironment: there is no such module, it cannot be imported, or it has no create_env.
     """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UnknownEnvironment(
+            f"environment {name!r} is no import path; it is claw_eval, or my_package.my_env for my_package/my_env.py"
+        )
     path = name if "." in name else f"openforge.environments.{name}.env"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as e:
         if e.name is not None and (path == e.name or path.startswith(f"{e.name}.")):
-            raise UnknownEnvironment(f"environment {name!r} cannot be imported: there is no module {e.name}") from None
-        raise
+            raise UnknownEnvironment(f"environment {name!r}: there is no module {path}") from None
+        raise _unimportable(name, path, e) from e
+    except Exception as e:
+        # A user's module may raise anything while it is imported.
+        raise _unimportable(name, path, e) from e
     make = getattr(module, "create_env", None)
-    if make is None:
-        raise UnknownEnvironment(f"environment {name!r}: module {path} has no create_env(sandbox)")
-    env: PipelineEnv = make(sandbox)
-    return env
+    if not callable(make):
+        raise UnknownEnvironment(f"environment {name!r}: {module.__file__} has no create_env(sandbox)")
+    found: Callable[[Sandbox], PipelineEnv] = make
+    return found
+
+
+def _unimportable(name: str, path: str, error: Exception) -> UnknownEnvironment:
+    spec = importlib.util.find_spec(path)
+    file = spec.origin if spec is not None and spec.origin else path
+    # The innermost place in the user's own file.
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    place = file if line is None else f"{file}, line {line}"
+    text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return UnknownEnvironment(f"environment {name!r} cannot be imported: {place}: {type(error).__name__}: {text}")
+
+
+def create_env(name: str, sandbox: Sandbox) -> PipelineEnv:
+    """The environment `name` on a sandbox; the errors are those of `load`."""
+    return load(name)(sandbox)

@@ -130,7 +130,7 @@ def train_table(
         harness=config.harness,
         sampling=config.sampling,
         limits=config.limits,
-        policy=f"{run}@{max(0, iteration - 1 - config.lag)}",
+        policy=f"{run}@{config.sampled(iteration)}",
     )
 
 

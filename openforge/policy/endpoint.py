@@ -33,6 +33,8 @@ class Endpoint:
         context_window: tokens of prompt and response together.
         policy_version: iteration@sha256 of the weights, or none@URL of a foreign endpoint.
         api: the fields that it takes.
+        seeded: whether it may be sent seeds: one of ours. A foreign vLLM on CPU dies of one where it prefills in
+            chunks.
         link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
     """
 
@@ -42,6 +44,7 @@ class Endpoint:
     context_window: int
     policy_version: str
     api: wire.Api = "vllm"
+    seeded: bool = False
     link: Link | None = field(default=None, compare=False)
 
 

@@ -314,9 +314,21 @@ class Keeper:
                 continue
             if ask_for_room(place, self.owners):
                 wait_until_dead(keeper, 30)
-        free = psutil.virtual_memory().available
-        if free < need:
-            print(f"memory is short: {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB needed", flush=True)
+        check_memory(self.cfg, client.policy)
+
+
+def check_memory(cfg: ServerConfig, policy: Path) -> None:
+    """Refuse to start a server that the machine would kill, or that would kill others' work.
+
+    Raises:
+        ServerError: with what it takes and what there is.
+    """
+    need, free = memory_need(cfg, policy), psutil.virtual_memory().available
+    if free < need:
+        raise ServerError(
+            f"a policy server needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: end what "
+            "else runs here, or lower server.kv_cache_gb"
+        )
 
 
 def memory_need(cfg: ServerConfig, policy: Path) -> float:

@@ -84,7 +84,7 @@ def lease(
         sock, answer = _ask(cfg, place, request, root or software.ROOT, progress)
         base_url = f"http://127.0.0.1:{answer['port']}/v1"
         with sock:
-            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, link=Link(sock))
+            yield Endpoint(base_url, answer["api_key"], MODEL, cfg.max_model_len, version, seeded=True, link=Link(sock))
     finally:
         if not cfg.warm:
             _end(place)

@@ -19,6 +19,7 @@ def prepare(
     device: Literal["cpu", "gpu"] = "cpu",
     dtype: Literal["float32", "bfloat16"] = "float32",
     root: Path | None = None,
+    template: bool = False,
 ) -> None:
     """Write checkpoint 0 of `model` into the folder `out`, in the serve environment of `device`.
 
@@ -41,6 +42,7 @@ def prepare(
         device,
         "--dtype",
         dtype,
+        *(["--template"] if template else []),
     ]
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode == 2 and "openforge: " in done.stderr:

@@ -32,7 +32,7 @@ class ModelError(ValueError):
     """A model that cannot be prepared; one sentence."""
 
 
-def prepare(model: str, out: Path, device: str = "cpu", dtype: str = "float32") -> None:
+def prepare(model: str, out: Path, device: str = "cpu", dtype: str = "float32", template: bool = False) -> None:
     """Write the checkpoint folder `out` (HF weights, tokenizer, probe, checkpoint.json), renamed as a whole.
 
     Args:
@@ -41,6 +41,7 @@ def prepare(model: str, out: Path, device: str = "cpu", dtype: str = "float32") 
         device: cpu unties the embeddings: vLLM's CPU build packs the output head into a copy of its own, and a
             swap leaves that copy stale where the checkpoint has no head to load.
         dtype: float32 or bfloat16, of the weights written.
+        template: whether the model must have a chat template of its own.
 
     Raises:
         ModelError: there is no such model, it cannot be fetched, or the folder lacks a part.
@@ -48,7 +49,7 @@ def prepare(model: str, out: Path, device: str = "cpu", dtype: str = "float32") 
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     beside.mkdir(parents=True)
     try:
-        source = _write(model, beside, device, dtype)
+        source = _write(model, beside, device, dtype, template)
         _probe(beside, dtype)
         write_checkpoint(beside, 0, model=model, source=source)
         _replace(beside, out)
@@ -65,7 +66,7 @@ def _replace(beside: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(model: str, out: Path, device: str, dtype: str) -> str:
+def _write(model: str, out: Path, device: str, dtype: str, template: bool) -> str:
     """Write the model's files into `out` and return where they came from."""
     bundled: dict[str, Callable[[Path], str]] = {SMOLLM2: _smollm2, TINY: _tiny}
     if model in bundled:
@@ -76,9 +77,11 @@ def _write(model: str, out: Path, device: str, dtype: str) -> str:
         shutil.rmtree(raw)
         return source
     if Path(model).is_dir():
+        check_folder(Path(model), template)
         copy_model(Path(model), out, device, dtype)
         return str(Path(model).resolve())
     folder, source = _download(model)
+    check_folder(folder, template)
     copy_model(folder, out, device, dtype)
     return source
 
@@ -105,11 +108,14 @@ def _download(model: str) -> tuple[Path, str]:
 
 
 # ---- a folder of HF weights --------------------------------------------------------------------------------
-def check_folder(folder: Path) -> list[Path]:
+def check_folder(folder: Path, template: bool = False) -> list[Path]:
     """The folder's weight files.
 
+    Args:
+        template: whether a chat template is needed too.
+
     Raises:
-        ModelError: config.json, the weights or the tokenizer are missing.
+        ModelError: config.json, the weights, the tokenizer or the template are missing.
     """
     shards = sorted(folder.glob("*.safetensors"))
     tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer.model", "vocab.json")]
@@ -120,7 +126,35 @@ def check_folder(folder: Path) -> list[Path]:
     ):
         if not there:
             raise ModelError(f"model folder {folder} lacks {what}")
+    index = folder / "model.safetensors.index.json"
+    missing = (
+        sorted(set(_json(index).get("weight_map", {}).values()) - {s.name for s in shards}) if index.exists() else []
+    )
+    if missing:
+        raise ModelError(f"model folder {folder} lacks {missing[0]}, which its {index.name} names")
+    if template and not _has_template(folder):
+        raise ModelError(
+            f"model folder {folder} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); name one with server.chat_template"
+        )
     return shards
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / n).is_file() for n in ("chat_template.jinja", "chat_template.json")):
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(_json(config).get("chat_template"))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as e:
+        raise ModelError(f"{file} cannot be read: {e}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{file} must hold a JSON object")
+    return data
 
 
 def copy_model(folder: Path, out: Path, device: str, dtype: str) -> None:
@@ -137,12 +171,16 @@ def copy_model(folder: Path, out: Path, device: str, dtype: str) -> None:
     for file in folder.iterdir():
         if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"} and file.name not in weight_files:
             shutil.copyfile(file, out / file.name)
-    config = json.loads((folder / "config.json").read_text())
+    config = _json(folder / "config.json")
     tied = device == "cpu" and _tied(config)
     where: dict[str, str] = {}
     embedding: Any = None
     for shard in shards:
-        weights = load_file(shard)
+        try:
+            weights = load_file(shard)
+        except Exception as e:
+            # safetensors' own error is no OSError, and says what is wrong in a line.
+            raise ModelError(f"{shard} cannot be read as safetensors weights: {e}") from e
         for name, w in weights.items():
             if w.is_floating_point():
                 weights[name] = w.to(getattr(torch, dtype))
@@ -184,7 +222,17 @@ def _probe(folder: Path, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    write_probe(AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)), folder)
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as e:
+        raise ModelError(f"transformers cannot load the model: {' '.join(str(e).split())[:500]}") from e
+    if told["missing_keys"]:
+        # transformers would make them up at random, with a warning.
+        name = sorted(told["missing_keys"])[0]
+        raise ModelError(f"the weights lack {len(told['missing_keys'])} of the model's tensors, {name} for one")
+    write_probe(model, folder)
 
 
 # ---- bundled models ----------------------------------------------------------------------------------------
@@ -247,9 +295,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--template", action="store_true", help="the model must have a chat template")
     args = parser.parse_args(argv)
     try:
-        prepare(args.model, args.out, args.device, args.dtype)
+        prepare(args.model, args.out, args.device, args.dtype, args.template)
     except ModelError as e:
         print(f"openforge: {e}", file=sys.stderr)
         return 2

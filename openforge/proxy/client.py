@@ -77,6 +77,7 @@ class Proxy:
         policy_version: str,
         context_window: int,
         model: str | None = None,
+        seed: int | None = None,
     ) -> None:
         """Open the session of one episode.
 
@@ -84,6 +85,7 @@ class Proxy:
             sampling: fields of tables.SAMPLING.
             limits: `turns` and `tokens`, each a number or None.
             deadline_seconds: seconds from now within which the policy server may be asked.
+            seed: of the episode's sampling; None sends none upstream.
         """
         given = {
             "episode_id": episode_id,
@@ -94,6 +96,7 @@ class Proxy:
             "policy_version": policy_version,
             "context_window": context_window,
             "model": model,
+            "seed": seed,
         }
         await self._ask("POST", "/sessions", given)
 

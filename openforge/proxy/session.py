@@ -38,6 +38,7 @@ class Config:
         policy_version: version that answers, recorded with every call.
         model: name that the policy server knows it by.
         context_window: tokens of prompt and response together.
+        seed: of the episode's sampling; None where the policy server is not told one.
     """
 
     episode_id: str
@@ -49,6 +50,7 @@ class Config:
     policy_version: str
     model: str
     context_window: int
+    seed: int | None = None
 
     @classmethod
     def read(cls, body: Mapping[str, Any], model: str) -> Config:
@@ -68,14 +70,20 @@ class Config:
             policy_version=str(body["policy_version"]),
             model=str(body.get("model") or model),
             context_window=int(body["context_window"]),
+            seed=None if body.get("seed") is None else int(body["seed"]),
         )
 
 
 @dataclass
 class Generation:
-    """A call on its way; its task is cancelled when nobody waits for it any more."""
+    """A call on its way; its task is cancelled when nobody waits for it any more.
+
+    Attributes:
+        draw: which of the session's seeds samples it; a resend of what failed draws with the same one.
+    """
 
     call: int
+    draw: int
     task: asyncio.Task[Call]
     waiters: int = 0
 
@@ -131,7 +139,12 @@ class Session:
         c = self.config
         self.deadline = time.monotonic() + c.deadline_seconds
         limits = {"turns": c.turns, "tokens": c.tokens}
-        told = {"policy_version": c.policy_version, "model": c.model, "context_window": c.context_window}
+        told = {
+            "policy_version": c.policy_version,
+            "model": c.model,
+            "context_window": c.context_window,
+            "seed": c.seed,
+        }
         self._write({"record": "open", "time": time.time(), "sampling": c.sampling, "limits": limits, **told})
 
     # ---- requests -------------------------------------------------------------------------------
@@ -165,10 +178,11 @@ class Session:
         call = self._arrivals
         self._arrivals += 1
         self.open.add(call)
-        task = asyncio.create_task(self._generate(call, request, time.time()))
+        draw = before.draw if request.retry and before is not None else call
+        task = asyncio.create_task(self._generate(call, draw, request, time.time()))
         self._running.add(task)
         task.add_done_callback(self._ended)
-        self._latest[request.sha256] = generation = Generation(call, task)
+        self._latest[request.sha256] = generation = Generation(call, draw, task)
         return generation
 
     def _ended(self, task: asyncio.Task[Call]) -> None:
@@ -198,9 +212,10 @@ class Session:
             return most
         return max(1, min(most, self.config.tokens - self.response_tokens))
 
-    async def _generate(self, call: int, request: Request, arrived: float) -> Call:
+    async def _generate(self, call: int, draw: int, request: Request, arrived: float) -> Call:
         most = self._max_tokens(request)
-        body = wire.payload(self.upstream.api, request, self.config.model, self.config.sampling, most)
+        seed = None if self.config.seed is None else wire.call_seed(self.config.seed, draw)
+        body = wire.payload(self.upstream.api, request, self.config.model, self.config.sampling, most, seed)
         begun = time.monotonic()
         wait = self._waits[call] = Wait(begun)
         try:

@@ -6,6 +6,7 @@ so it gets the fields of OpenAI's chat completions only, and gives no ids: its c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -55,9 +56,15 @@ def not_taken(sampling: Mapping[str, Any]) -> str | None:
     return None
 
 
-def payload(api: Api, request: Request, model: str, sampling: Json, max_tokens: int) -> Json:
-    """The body sent upstream: the harness's text, the rollout's sampling."""
-    return (_vllm if api == "vllm" else _plain)(request, model, sampling, max_tokens)
+def call_seed(seed: int, call: int) -> int:
+    """The seed of one call of an episode: 31 bits, for some servers take no more."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{call}".encode()).digest()[:4]) >> 1
+
+
+def payload(api: Api, request: Request, model: str, sampling: Json, max_tokens: int, seed: int | None = None) -> Json:
+    """The body sent upstream: the harness's text, the rollout's sampling and seed."""
+    body = (_vllm if api == "vllm" else _plain)(request, model, sampling, max_tokens)
+    return body if seed is None else body | {"seed": seed}
 
 
 def _vllm(request: Request, model: str, sampling: Json, max_tokens: int) -> Json:
@@ -65,7 +72,7 @@ def _vllm(request: Request, model: str, sampling: Json, max_tokens: int) -> Json
         "model": model,
         "messages": request.messages,
         **({"tools": request.tools} if request.tools else {}),
-        # A seed can kill vLLM on CPU.
+        # The harness's own could kill a vLLM on CPU that prefills in chunks.
         **{k: v for k, v in request.forwarded.items() if k != "seed"},
         **{k: sampling[k] for k in SAMPLED if sampling.get(k) is not None},
         "max_tokens": max_tokens,

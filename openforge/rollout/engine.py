@@ -153,6 +153,8 @@ class Shard:
                 policy_version=self.endpoint.policy_version,
                 model=self.endpoint.model,
                 context_window=self.endpoint.context_window,
+                # Every attempt draws alike: a failure of infrastructure must not choose among samples.
+                seed=row["seed"] if self.endpoint.seeded else None,
             )
             session.opened = True
             base_url = await sandbox.route(proxy)

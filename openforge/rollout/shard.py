@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openforge import __version__, harnesses, interrupts, software
+from openforge import __version__, environments, harnesses, interrupts, machine, software
 from openforge.config import ConfigError, Server
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
@@ -24,7 +24,7 @@ from openforge.rollout.progress import Progress
 from openforge.rollout.reopen import folder
 from openforge.rollout.rows import Book, archive, evidence
 from openforge.rollout.status import failed
-from openforge.sandboxes import LocalBackend, Owner, reap
+from openforge.sandboxes import LocalBackend, Owner, bwrap, reap
 from openforge.tables import partition_path
 
 
@@ -48,6 +48,23 @@ class Done:
             self.partial.close()
         else:
             self.partial.remove()
+
+
+class MachineError(RuntimeError):
+    """The machine cannot run a shard; one sentence."""
+
+
+def check_machine(server: Server) -> None:
+    """Refuse what every episode would fail of, before a server starts and an attempt is spent.
+
+    Raises:
+        MachineError: no sandbox can be made here, or the server needs a GPU that is not here.
+    """
+    why = bwrap.probe()["why"]
+    if why is not None:
+        raise MachineError(why)
+    if server.url is None and server.device == "gpu" and not machine.gpus():
+        raise MachineError(machine.no_gpu("server.device is gpu"))
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,10 @@ def run_shard(
         seal: run nothing; what has not ended becomes shard_lost.
         watch: for a shard of one episode.
     """
+    if not seal:
+        check_machine(server)
+    # A user's module may be broken since the command was typed.
+    environments.load(rows[0]["environment"])
     cell = None if job.part["purpose"] == "train" else job.cell()
     version = read_checkpoint(policy)["policy_version"] if policy is not None else f"none@{server.url}"
     harness = harnesses.get(rows[0]["harness"])
@@ -98,7 +119,7 @@ def run_shard(
     staleness = None
     if job.part["purpose"] == "train":
         k = int(job.part["k"])
-        staleness = k - 1 - max(0, k - 1 - job.train_config.lag)
+        staleness = k - 1 - job.train_config.sampled(k)
     book = Book(rows, harness.version, version, staleness, str(zipped))
     if seal:
         job.say("the last attempt of this shard: what has not ended is given up")

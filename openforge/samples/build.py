@@ -16,7 +16,7 @@ from typing import Any
 from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
-from openforge.samples.credit import degenerate, grpo
+from openforge.samples.credit import ESTIMATORS, degenerate
 from openforge.samples.merge import Merged, SamplesError, merge
 
 Row = Mapping[str, Any]
@@ -138,7 +138,7 @@ def _credit(
             continue
         _one_policy(group, members, config)
         rewards = {str(e.row["episode_id"]): e.reward for e in members}
-        advantages = grpo(rewards, config.algorithm.norm_adv_by_std_in_grpo)
+        advantages = ESTIMATORS[config.algorithm.adv_estimator](rewards, config.algorithm.norm_adv_by_std_in_grpo)
         for e in members:
             samples += _samples(e, advantages[str(e.row["episode_id"])])
     return samples, lost_groups
@@ -153,12 +153,19 @@ def _teaches_nothing(members: Sequence[_Episode]) -> str | None:
 
 
 def _one_policy(group: str, members: Sequence[_Episode], config: RunConfig) -> None:
-    """With the recorded log-probs as old ones, each token is held against the policy that sampled it."""
+    """A group is sampled by one policy, and that is checkpoint b(k): the correction of stale episodes (recorded
+    log-probs as old ones, or their ratio to checkpoint k-1's) knows no other."""
     versions = sorted({v for e in members for m in e.merged for v in m.policy_versions})
-    if len(versions) > 1 and not config.algorithm.rollout_correction.bypass_mode:
+    if len(versions) > 1:
         raise SamplesError(
-            f"group {group} was sampled by {len(versions)} policies ({', '.join(versions)}); training on it needs "
-            "algorithm.rollout_correction.bypass_mode: true, which corrects each token by its own recorded logprob"
+            f"group {group} was sampled by {len(versions)} policies ({', '.join(versions)}); an iteration samples with "
+            "one checkpoint, so that its episodes are of two runs: remove the iteration's episodes and run them again"
+        )
+    k = int(members[0].row["iteration"])
+    if versions[0].partition("@")[0] != str(config.sampled(k)):
+        raise SamplesError(
+            f"group {group} was sampled by {versions[0]}; with lag {config.lag} iteration {k} samples with checkpoint "
+            f"{config.sampled(k)}: remove the iteration's episodes and run them again"
         )
 
 

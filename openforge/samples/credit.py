@@ -30,3 +30,7 @@ def grpo(rewards: Mapping[str, float], norm_by_std: bool) -> dict[str, float]:
     std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards.values()) / (n - 1))
     scale = std + EPSILON if norm_by_std else 1.0
     return {e: (r - mean) / scale for e, r in rewards.items()}
+
+
+# By the name that algorithm.adv_estimator has in the configuration, which is veRL's.
+ESTIMATORS = {"grpo": grpo}

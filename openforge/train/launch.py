@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from openforge import tables
+from openforge import machine, tables
 from openforge.policy.weights import check_kept
 from openforge.software import ROOT, python_of
 from openforge.train.checkpoint import carry_over, check_room, check_state, prune_states
@@ -39,6 +39,9 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
     """
     trainer = job.typed.trainer
     check_kept(Path(job.checkpoint_in))
+    tables.check_file(job.samples, tables.SAMPLES)
+    if trainer.device == "gpu" and not machine.gpus():
+        raise TrainError(machine.no_gpu("trainer.device is gpu"))
     if pq.read_metadata(job.samples).num_rows == 0:
         reason = "no sample to train on: every group was dropped"
         version = carry_over(job, reason)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openforge import plan
+from openforge import plan, tables
 from openforge.config import Cell, RunConfig
 
 
@@ -68,9 +69,12 @@ def test_a_training_table_is_whole_groups_in_whole_shards() -> None:
     assert {r["policy"] for r in rows} == {"r@0"}
 
 
-def test_lag_samples_from_an_older_checkpoint() -> None:
-    rows = plan.train_table("r", config(lag=1), [task(0)], 3)
-    assert {r["policy"] for r in rows} == {"r@1"}
+@pytest.mark.parametrize(
+    ("lag", "k", "policy"), [(0, 3, "r@2"), (1, 3, "r@1"), (2, 3, "r@0"), (2, 1, "r@0"), (2, 6, "r@3")]
+)
+def test_lag_samples_from_an_older_checkpoint(lag: int, k: int, policy: str) -> None:
+    rows = plan.train_table("r", config(lag=lag), [task(0)], k)
+    assert {r["policy"] for r in rows} == {policy}
 
 
 def test_the_lower_limit_holds() -> None:
@@ -99,3 +103,38 @@ def test_an_empty_split_and_too_many_tasks_are_sentences() -> None:
         plan.eval_table("r", config(), [task(0)], Cell(name="a", split="nosuch"), 0, "p")
     with pytest.raises(plan.PlanError, match="asks for 3 tasks; split 'train' has 1"):
         plan.eval_table("r", config(), [task(0)], Cell(name="a", split="train", tasks=3), 0, "p")
+
+
+@given(
+    tasks=st.integers(1, 7),
+    batch=st.integers(1, 9),
+    n=st.integers(2, 3),
+    lag=st.integers(0, 2),
+    planned=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_prompt_is_skipped_or_repeated_however_often_a_run_is_interrupted(
+    tasks: int, batch: int, n: int, lag: int, planned: list[int]
+) -> None:
+    """Fault 25: a plan is a function of k alone. Iterations are planned in any order and again, as after kills at any
+    stage; laid one after another they are whole epochs, every (task, sample) once in each."""
+    raw = [task(i) for i in range(tasks)]
+    c = config(data={"train_batch_size": batch}, rollout={"n": n}, lag=lag)
+    tables_: dict[int, list[dict[str, Any]]] = {}
+    for k in [*planned, *range(1, 7)]:
+        again = plan.train_table("r", c, raw if k % 2 else raw[::-1], k)
+        assert tables_.setdefault(k, again) == again
+    order = [r for k in range(1, 7) for r in tables_[k]]
+    assert len({r["rollout_id"] for r in order}) == len(order) == 6 * batch * n
+    drawn = [(r["task_id"], r["sample"]) for r in order]
+    for e in range(0, len(drawn), tasks * n):
+        epoch = drawn[e : e + tasks * n]
+        assert len(set(epoch)) == len(epoch)
+    assert set(drawn[: tasks * n]) <= {(f"t{i}", s) for i in range(tasks) for s in range(n)}
+
+
+def test_a_table_planned_twice_is_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        rows = plan.train_table("r", config(), [task(i) for i in range(9)], 2)
+        tables.write_table(tmp_path / name, tables.ROLLOUTS, rows)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

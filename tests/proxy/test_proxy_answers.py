@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -37,6 +38,30 @@ async def test_upstream_body_is_the_sessions_sampling_and_the_harness_text(rig: 
         }
     ]
     assert rig.stub.paths == ["/v1/chat/completions"]
+
+
+async def test_every_call_has_a_seed_of_its_own_and_a_resend_the_same(rig: Rig) -> None:
+    rig.session(seed=7)
+    rig.stub.says("a", "b")
+    await rig.ask(chat("x"))
+    await rig.ask(chat("x"))
+    rig.stub.answers(400, {"error": {"message": "not this one"}})
+    rig.stub.says("c")
+    assert (await rig.ask(chat("y")))[0] == 400
+    # A client's own resend of what failed is the same call: it draws with the same seed.
+    assert (await rig.ask(chat("y"), {"x-stainless-retry-count": "1"}))[0] == 200
+    seeds = [b["seed"] for b in rig.stub.bodies]
+    assert len(seeds) == 4 and seeds[2] == seeds[3] and len(set(seeds)) == 3
+    assert all(0 <= s < 2**31 for s in seeds)
+    # Worked out by hand: the first four bytes of SHA-256("7/0"), without the lowest bit.
+    assert seeds[0] == int(hashlib.sha256(b"7/0").hexdigest()[:8], 16) // 2
+
+
+async def test_without_a_seed_none_is_sent(rig: Rig) -> None:
+    rig.session()
+    rig.stub.says("a")
+    await rig.ask(chat("x"))
+    assert "seed" not in rig.stub.bodies[0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +69,8 @@ def call(
 
 
 def episode(name: str, group: str = "g0", status: str = "completed", final: bool = True) -> Json:
-    return {"episode_id": name, "rollout_id": f"r-{name}", "group_id": group, "status": status, "final": final}
+    same = {"group_id": group, "status": status, "final": final, "iteration": 1}
+    return {"episode_id": name, "rollout_id": f"r-{name}", **same}
 
 
 def score(name: str, reward: float | None, status: str = "scored", at: int = 0, **components: Any) -> Json:
@@ -340,14 +342,29 @@ def test_a_row_that_is_too_long_is_dropped_and_never_cut() -> None:
     assert [len(s["token_ids"]) for s in longest.samples] == [5, 51, 5, 5]
 
 
-def test_two_policies_in_one_group_need_a_correction() -> None:
+@pytest.mark.parametrize("bypass", [True, False])
+def test_two_policies_in_one_group_are_refused(bypass: bool) -> None:
     # Fault 17.
     episodes, scores, calls = group_of([1.0, 0.0])
     calls[1]["policy_version"] = "1@b"
-    with pytest.raises(SamplesError, match=r"group g0 was sampled by 2 policies \(0@a, 1@b\).*bypass_mode"):
-        build(episodes, scores, calls, config())
-    samples = build(episodes, scores, calls, config(bypass=True)).samples
-    assert [s["policy_version"] for s in samples] == ["0@a", "1@b"]
+    with pytest.raises(SamplesError, match=r"group g0 was sampled by 2 policies \(0@a, 1@b\)"):
+        build(episodes, scores, calls, config(bypass=bypass))
+
+
+@pytest.mark.parametrize(
+    ("lag", "k", "right"), [(0, 1, 0), (0, 4, 3), (1, 1, 0), (1, 2, 0), (1, 4, 2), (2, 3, 0), (2, 4, 1)]
+)
+def test_an_iteration_is_of_the_checkpoint_that_the_lag_says(lag: int, k: int, right: int) -> None:
+    episodes, scores, calls = group_of([1.0, 0.0])
+    c = config().model_copy(update={"lag": lag})
+    for sampled in range(4):
+        for e, call_ in zip(episodes, calls, strict=True):
+            e["iteration"], call_["policy_version"] = k, f"{sampled}@a"
+        if sampled == right:
+            assert len(build(episodes, scores, calls, c).samples) == 2
+        else:
+            with pytest.raises(SamplesError, match=f"iteration {k} samples with checkpoint {right}:"):
+                build(episodes, scores, calls, c)
 
 
 def test_calls_of_an_unknown_episode_are_refused() -> None:
@@ -369,3 +386,10 @@ def test_rows_fit_the_table_and_everything_is_accounted_for() -> None:
         assert counted["total"] == total
         assert counted["trained"] + sum(counted["dropped"].values()) == total
     assert result.report["calls"]["dropped"]["side_call"] == 1
+
+
+def test_samples_built_twice_are_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        episodes, scores, calls = group_of([1.0, 0.0, 0.5])
+        tables.write_table(tmp_path / name, tables.SAMPLES, build(episodes, scores, calls, config()).samples)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

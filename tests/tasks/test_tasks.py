@@ -92,3 +92,12 @@ def test_a_missing_source_and_doubled_ids_are_sentences(tmp_path: Path) -> None:
     subprocess.run(["cp", "-r", str(tmp_path / "s" / "x"), str(tmp_path / "s" / "y")], check=True)
     with pytest.raises(TasksError, match="several folders"):
         raw_tasks(Tasks(source=str(tmp_path / "s")), "claw_eval", tmp_path / "t", ROOT)
+
+
+@pytest.mark.parametrize("source", ["demo", "tiny"])
+def test_tasks_made_twice_are_the_same_file(source: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        config = Tasks(source=source, train=5, heldout=3, unseen=2)
+        rows = raw_tasks(config, "claw_eval", tmp_path / name / "tasks", tmp_path)
+        tables.write_table(tmp_path / f"{name}.parquet", tables.TASKS, rows)
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()

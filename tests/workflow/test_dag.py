@@ -104,6 +104,43 @@ def test_one_more_iteration_plans_only_itself(finished: Path) -> None:
     assert jobs == expected | {"train_tiny": 1}
 
 
+def jobs(root: Path, *words: str) -> dict[str, list[tuple[str, int]]]:
+    """Inputs and threads of the jobs that a dry run lists, by rule, purpose and iteration, e.g. `rollout train 1`."""
+    done = snakemake(root, "-n", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, list[tuple[str, int]]] = {}
+    for rule, block in re.findall(r"^rule (\w+):\n((?:    .*\n)+)", done.stdout + done.stderr, re.M):
+        lines = dict(re.findall(r"^    (\w+): (.*)$", block, re.M))
+        wild = dict(w.split("=") for w in lines.get("wildcards", "").split(", ") if w)
+        if "k" in wild:
+            key = f"{rule} {wild.get('purpose', 'train')} {int(wild['k'])}"
+            found.setdefault(key, []).append((lines["input"], int(lines.get("threads", 1))))
+    return found
+
+
+@pytest.mark.parametrize(("lag", "sampled"), [(0, [0, 1, 2, 3]), (1, [0, 0, 1, 2]), (2, [0, 0, 0, 1])])
+def test_the_lag_says_which_checkpoint_an_iteration_samples(fresh: Path, lag: int, sampled: list[int]) -> None:
+    found = jobs(fresh, "train_tiny", "--cores", "4", "--config", "iterations=4", f"lag={lag}")
+    for k, checkpoint in enumerate(sampled, 1):
+        shards = found[f"rollout train {k}"]
+        assert [re.findall(r"checkpoints/(\d+)/", i) for i, _ in shards] == [[f"{checkpoint:04d}"]] * 2
+        # config/tiny.yaml trains with one thread: with a lag sampling runs beside it on the others.
+        assert [threads for _, threads in shards] == [4 if lag == 0 else 3] * 2
+        ((_, threads),) = found[f"train train {k}"]
+        assert threads == (4 if lag == 0 else 1)
+        # At most one training rollout is in flight, whatever the lag.
+        ((inputs, _),) = found[f"plan train {k}"]
+        before = f"scores/purpose=train/cell=train/iteration={k - 1:04d}/scores.parquet"
+        assert (before in inputs) == (k > 1)
+    for k in (0, 4):
+        assert all(re.findall(r"checkpoints/(\d+)/", i) == [f"{k:04d}"] for i, _ in found[f"rollout eval {k}"])
+
+
+def test_with_a_lag_two_cores_are_shared_whatever_training_asks_for(fresh: Path) -> None:
+    found = jobs(fresh, "train_tiny", "--cores", "2", "--config", "iterations=2", "lag=1", "trainer={threads: 8}")
+    assert found["train train 1"][0][1] + found["rollout train 2"][0][1] == 2
+
+
 def test_changed_pins_never_replan_an_iteration(finished: Path, tmp_path: Path) -> None:
     root = tmp_path / "clone"
     shutil.copytree(finished, root, symlinks=True)
