@@ -34,13 +34,10 @@ def evaluations(wildcards):
         ]
     else:
         last = c.iterations
-        every = {
-            "first_and_last": {0, last},
-            "last": {last},
-            "every": set(range(last + 1)),
-        }
         points = [
-            (cell.name, f"{k:04d}") for cell in c.cells for k in sorted(every[cell.at])
+            (cell.name, f"{k:04d}")
+            for cell in c.cells
+            for k in policies.evaluated(cell, last)
         ]
     return [
         f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"
