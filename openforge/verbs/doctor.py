@@ -142,7 +142,13 @@ def _disk(root: Path) -> Iterator[Check]:
     if not sentence and free < DEMO_BYTES and not (root / "results" / "demo").exists():
         sentence = f"The demo writes {said(DEMO_BYTES)}, {said(free)} are free in {place}"
     yield _lack("disk of results", sentence, f"{said(free)} free in {place}")
-    temporary = Path(tempfile.gettempdir())
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        yield Check(
+            "disk of temporaries", "missing", "no folder for temporaries can be written", "write access to /tmp"
+        )
+        return
     free = node.disk_free(temporary)
     says = f"{said(free)} free in {temporary}"
     yield Check("disk of temporaries", "ok" if free >= TEMPORARY else "note", says)

@@ -112,6 +112,18 @@ def test_too_little_disk(place: Path, capsys: pytest.CaptureFixture[str], monkey
     assert checks["disk of temporaries"]["state"] == "note"
 
 
+def test_no_place_for_temporaries(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    code, checks = looked(capsys)
+    assert code == 1 and checks["disk of results"]["state"] == "ok"
+    assert checks["disk of temporaries"]["state"] == "missing"
+
+
 def test_a_loopback_that_is_down(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
