@@ -90,7 +90,7 @@ class Figures:
         where, spent = self._spent(job)
         name = f"{job.purpose} {job.cell}"
         if spent.rollouts:
-            over = f"{spent.rollouts} episodes{where}"
+            over = _many(spent.rollouts, "episode") + where
             prompt = self._measured(f"prompt tokens, {name}", spent.prompt_tokens / spent.rollouts, "an episode", over)
             value = spent.response_tokens / spent.rollouts
             return prompt, self._measured(f"sampled tokens, {name}", value, "an episode", over)
@@ -108,7 +108,7 @@ class Figures:
         where, spent = self._spent(job, timed=True)
         name = f"rollout, {job.purpose} {job.cell}"
         if spent.timed:
-            over = f"{spent.jobs} jobs{where}"
+            over = _many(spent.jobs, "job") + where
             return self._measured(name, spent.seconds / spent.timed, "seconds an episode", over)
         server = policies.server(self._config, self._jobs.cell(job))
         speed = SAMPLING_SPEED[server.device] * (server.tensor_parallel_size if server.device == "gpu" else 1)
@@ -120,7 +120,7 @@ class Figures:
         """Seconds of a training job."""
         found = [s for name, s in self.timings.items() if re.fullmatch(r"train-\d{4}", name)]
         if found:
-            return self._measured("train", sum(found) / len(found), "seconds an iteration", f"{len(found)} jobs")
+            return self._measured("train", sum(found) / len(found), "seconds an iteration", _many(len(found), "job"))
         assert isinstance(self._config, RunConfig)
         trainer = self._config.trainer
         rollouts = self._config.data.train_batch_size * self._config.rollout.n
@@ -135,7 +135,7 @@ class Figures:
         stage = {"write_report": "report", "prepare_policy": "prepare"}.get(rule, rule)
         found = [s for name, s in self.timings.items() if name.split("-")[0] == stage]
         if found:
-            return self._measured(stage, sum(found) / len(found), "seconds a job", f"{len(found)} jobs")
+            return self._measured(stage, sum(found) / len(found), "seconds a job", _many(len(found), "job"))
         return self._default(stage, JOB_SECONDS[stage], "seconds a job", "the demo on two CPU cores")
 
     def parameters(self) -> float:
@@ -146,7 +146,7 @@ class Figures:
         name, unit = "checkpoint", "bytes"
         whole = [p.parent for p in self._checkpoints() if any(p.parent.glob("*.safetensors"))]
         if whole:
-            return self._measured(name, size(whole) / len(whole), unit, f"{len(whole)} checkpoints")
+            return self._measured(name, size(whole) / len(whole), unit, _many(len(whole), "checkpoint"))
         model = self._config.policy if isinstance(self._config, EvalConfig) else None
         model = model or self._config.model
         if model in BUNDLED_BYTES:
@@ -167,7 +167,7 @@ class Figures:
         # Where nothing was trained yet, a state is a card alone.
         found = [s for s in found if s > 10**5]
         if found:
-            return self._measured("optimizer state", sum(found) / len(found), "bytes", f"{len(found)} states")
+            return self._measured("optimizer state", sum(found) / len(found), "bytes", _many(len(found), "state"))
         value = STATE_SHARE * self.checkpoint_bytes()
         return self._default("optimizer state", value, "bytes", "twice the weights, as AdamW has it")
 
@@ -176,7 +176,7 @@ class Figures:
         rollouts = self.spent["", ""].rollouts
         if rollouts:
             value = size(self._dir / t for t in _TABLES) / rollouts
-            return self._measured("tables", value, "bytes an episode", f"{rollouts} episodes")
+            return self._measured("tables", value, "bytes an episode", _many(rollouts, "episode"))
         return self._default("tables", EPISODE_BYTES, "bytes an episode", "the demo")
 
     def _checkpoints(self) -> list[Path]:
@@ -263,3 +263,7 @@ def _timings(run_dir: Path) -> dict[str, float]:
 
 def _speed(device: str) -> str:
     return "the demo on two CPU cores, by model size" if device == "cpu" else "a usual GPU, not measured here"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")

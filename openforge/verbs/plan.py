@@ -122,7 +122,7 @@ def text(found: Mapping[str, Any]) -> str:
     line("prompt tokens", lambda w: _count(found["prompt_tokens"][w]))
     line("sampled tokens", lambda w: _count(found["sampled_tokens"][w]))
     line("hours", lambda w: f"{found['hours'][w]:.2f}")
-    line("disk", lambda w: said(found["disk_bytes"][w]))
+    line("disk of results", lambda w: said(found["disk_bytes"][w]))
     line("GPU-hours", lambda w: f"{found['gpu_hours'][w]:.2f}")
     out = [f"{found['run']}: jobs one after another, on this machine or one like it", ""]
     out += [f"{name:24}{left:>12}{total:>12}" for name, left, total in lines]
