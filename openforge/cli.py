@@ -16,11 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from openforge import __version__, config, store, tables
+from openforge import __version__, config, config_paths, run_lock, store, tables
 from openforge.environments.claw_eval import folder
+from openforge.eval import policies
 from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
+from openforge.verbs import VerbError, clean, doctor, plan, watch
 
 USAGE = 2
 
@@ -58,13 +60,37 @@ def rendered(root: Path) -> dict[Path, str]:
 def run_config(args: argparse.Namespace) -> int:
     root = project_root()
     _known(args.run, config.runs(root), "config/")
-    print(config.describe(config.load(args.run, root)))
+    loaded = config.load(args.run, root)
+    print(config.describe(loaded))
+    # A user's environment is named by its import path from the project's root.
+    sys.path.append(str(root))
+    config_paths.check(args.run, loaded.config, root)
+    if isinstance(loaded.config, config.EvalConfig):
+        policies.check(loaded.config, root)
     return 0
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    return doctor.run(project_root(), args.json)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    return plan.run(args.run, *_configured(args.run), args.json)
+
+
+def run_watch(args: argparse.Namespace) -> int:
+    return watch.run(args.run, *_configured(args.run), args.once)
+
+
+def run_clean(args: argparse.Namespace) -> int:
+    asked = [name for name in clean.FLAGS if getattr(args, name)]
+    return clean.run(args.run, project_root(), asked, args.everything, args.yes)
 
 
 def run_sql(args: argparse.Namespace) -> int:
     results = project_root() / "results"
     _known(args.run, store.runs(results), "results/")
+    store.check_reads(args.query)
     print(_formatted(store.query(results / args.run, args.query), args.format), end="")
     return 0
 
@@ -111,7 +137,7 @@ def run_tasks_check(args: argparse.Namespace) -> int:
     tasks, others = ([top], []) if (top / "task.yaml").is_file() else folder.task_folders(top)
     if not tasks:
         raise CliError(f"{top} holds no task.yaml, and no folder below it does")
-    wrong = False
+    wrong, unsupported = False, 0
     ids: dict[Path, str] = {}
     for path in tasks:
         for line in folder.near_misses(path):
@@ -120,12 +146,19 @@ def run_tasks_check(args: argparse.Namespace) -> int:
             # The split that the tasks job gives a task without one.
             ids[path] = folder.read_folder(path, split="train")["task_id"]
             print(f"{path}: ok, task {ids[path]}")
+        except folder.Unsupported as e:
+            unsupported += 1
+            print(f"{path}: unsupported: {e}")
         except folder.FolderError as e:
             wrong = True
             print(f"{path}: {e}")
     doubled = folder.doubled_id(ids)
     if doubled:
         print(f"{top}: {doubled}")
+    if unsupported:
+        print(
+            f"{top}: warning: unsupported tasks, which a run leaves out: {unsupported}; tasks that are left: {len(ids)}"
+        )
     if others:
         names = ", ".join(p.name for p in others)
         print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(others)} ({names})")
@@ -140,6 +173,13 @@ def run_episode(args: argparse.Namespace) -> int:
         return episode.run(args, project_root())
     except episode.BadInput as e:
         raise CliError(str(e)) from None
+
+
+def _configured(run: str) -> tuple[config.RunConfig | config.EvalConfig, Path]:
+    """The configuration of a run, and the project's root."""
+    root = project_root()
+    _known(run, config.runs(root), "config/")
+    return config.load(run, root).config, root
 
 
 def _known(run: str, names: Sequence[str], where: str) -> None:
@@ -177,9 +217,33 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=__version__)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
+    verb = verbs.add_parser("doctor", help="what this machine can do; exit 1 if make demo would not run on it")
+    verb.add_argument("--json", action="store_true", help="an object with every check")
+    verb.set_defaults(call=run_doctor)
+
     verb = verbs.add_parser("config", help="print every value of a configuration with its origin")
     verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
     verb.set_defaults(call=run_config)
+
+    verb = verbs.add_parser("plan", help="jobs, episodes, tokens, hours, disk and GPU-hours of a run: left and in all")
+    verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
+    verb.add_argument("--json", action="store_true", help="an object with every figure and its basis")
+    verb.set_defaults(call=run_plan)
+
+    verb = verbs.add_parser("watch", help="follow a run until it is finished or Ctrl-C; it only reads")
+    verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
+    verb.add_argument("--once", action="store_true", help="print the state of now and end")
+    verb.set_defaults(call=run_watch)
+
+    verb = verbs.add_parser("clean", help="sizes of what a run keeps by kind; remove what is asked for")
+    verb.add_argument("run", metavar="RUN", help="name of results/RUN")
+    for name in clean.FLAGS:
+        verb.add_argument(f"--{name}", action="store_true", help=f"remove the {name} that the list shows")
+    verb.add_argument("--yes", action="store_true", help="remove without a question")
+    verb.add_argument(
+        "--everything", nargs="?", const="", metavar="RUN", help="remove results/RUN whole; the run's name is repeated"
+    )
+    verb.set_defaults(call=run_clean)
 
     verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
     verb.add_argument("run", metavar="RUN", help="name of results/RUN")
@@ -225,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.call(args)
         sys.stdout.flush()
         return code
-    except (CliError, config.ConfigError, store.StoreError, tables.TableError) as e:
+    except (CliError, VerbError, run_lock.RunBusy, config.ConfigError, store.StoreError, tables.TableError) as e:
         print(f"error: {e}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:

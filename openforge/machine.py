@@ -13,26 +13,49 @@ MEMORY_GB = 12
 DISK_GB = 25
 
 
-def lacks() -> str:
+def lacks(root: str = ".") -> str:
     """The first thing that is missing, as a sentence; empty when the machine will do."""
+    for sentence in (python(), system(), memory(), disk(root), bubblewrap()):
+        if sentence:
+            return sentence
+    return ""
+
+
+def python() -> str:
     if sys.version_info[:2] != (3, 11):
         return (
             "OpenForge needs Python 3.11 (its pinned wheels are for it), this is Python %d.%d; "
             "name one with: make PYTHON=python3.11" % sys.version_info[:2]
         )
+    return ""
+
+
+def system() -> str:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "OpenForge's CPU wheels are for Linux on x86_64, this is %s on %s." % (
             platform.system(),
             platform.machine(),
         )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    if memory < MEMORY_GB:
-        return "The demo needs %d GB of memory, this machine has %.1f." % (MEMORY_GB, memory)
+    return ""
+
+
+def memory() -> str:
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if size < MEMORY_GB:
+        return "The demo needs %d GB of memory, this machine has %.1f." % (MEMORY_GB, size)
+    return ""
+
+
+def disk(root: str = ".") -> str:
     # What is built already needs no room a second time.
-    if not os.path.exists(".software/train-cpu/ready.json"):
-        free = shutil.disk_usage(".").free / 2**30
+    if not os.path.exists(os.path.join(root, ".software/train-cpu/ready.json")):
+        free = shutil.disk_usage(root).free / 2**30
         if free < DISK_GB:
             return "Set-up and demo need %d GB of disk, %.1f are free here." % (DISK_GB, free)
+    return ""
+
+
+def bubblewrap() -> str:
     if shutil.which("bwrap") is None:
         return "OpenForge's local sandbox needs bubblewrap: apt-get install bubblewrap (as root)."
     return ""

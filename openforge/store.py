@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,16 @@ STORAGE_VERSION = "v1.2.0"
 
 # Partition keys that are numbers; the path says `none` for the iteration of a foreign policy.
 _NUMBERS = {k: f"CAST(nullif({k}, 'none') AS INTEGER) AS {k}" for k in ("iteration", "shard")}
+
+# Statements that only read. EXPLAIN ANALYZE runs what it explains, and MULTI is any statement with a PIVOT in it, so
+# the first word counts as well.
+_READING = ("SELECT", "EXPLAIN", "PRAGMA", "MULTI")
+_WORDS = "select|with|from|values|table|describe|desc|show|summarize|pivot|unpivot|pragma"
+_SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
+_READS = re.compile(
+    rf"{_SPACE}(?:explain{_SPACE}(?:analyze{_SPACE})?(?:\([^)]*\){_SPACE})?)?(?:\({_SPACE})*(?:{_WORDS})\b", re.S | re.I
+)
+_HIDDEN = re.compile(r"\b(?:copy|create|install)\b", re.I)
 
 _LATEST_SCORES = """
 SELECT * FROM scores
@@ -142,6 +153,25 @@ def reader(run_dir: Path) -> Iterator[Reader]:
         raise StoreError(f"{store} cannot be opened: {str(e).strip().splitlines()[0]}") from None
     with connection:
         yield Reader(connection)
+
+
+def check_reads(sql: str) -> None:
+    """Refuse what is not one statement that only reads. A read-only store is no help there: COPY writes beside it.
+
+    Raises:
+        StoreError: names what the statement is.
+    """
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as e:
+        raise StoreError(str(e).strip().splitlines()[0]) from None
+    if len(statements) != 1:
+        raise StoreError(f"one SQL statement is expected, this is {len(statements) or 'none'}")
+    (one,) = statements
+    if one.type.name not in _READING or not _READS.match(one.query):
+        # The type of `explain analyze copy` is EXPLAIN, that of `install` LOAD.
+        word = _HIDDEN.search(one.query)
+        raise StoreError(f"queries are read-only: {word[0].upper() if word else one.type.name} is refused; use SELECT")
 
 
 def query(run_dir: Path, sql: str) -> pa.Table:

@@ -1,7 +1,7 @@
 """Who may import whom (docs/design.md, section 2), read from the source. `make lint` and test_lint.py run it.
 
-A stage imports no later stage, a library no stage, a meeting place neither; the proxy nothing of
-environments, environments of the proxy only `llm_args`, and training nothing of either.
+A stage imports no later stage, a library no stage, a meeting place neither, and none of them the command line; the
+proxy nothing of environments, environments of the proxy only `llm_args`, and training nothing of either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 PACKAGE = "openforge"
 STAGES = ("tasks", "plan", "rollout", "score", "samples", "train", "eval", "report")
 LIBRARIES = ("policy", "proxy", "sandboxes", "harnesses", "environments")
+# The command line stands above all: it imports anything, and nothing below imports it.
+COMMANDS = ("cli", "verbs")
 # The table of statuses is a meeting place that stands with the stage that sets them.
 MEETING_PLACES = (
     "tables",
@@ -75,6 +77,8 @@ def reason(importer: str, imported: str) -> str | None:
     for (a, b), free in FORBIDDEN.items():
         if (top, target) == (a, b) and not within(imported, free):
             return f"{a} knows nothing of {b}" + (f" but {', '.join(free)}" if free else "")
+    if target in COMMANDS and top not in (*COMMANDS, "__main__"):
+        return "only the command line imports its verbs"
     if within(importer, MEETING_PLACES) and target in (*STAGES, *LIBRARIES):
         return "a meeting place imports no stage and no library"
     if top in LIBRARIES and target in STAGES:

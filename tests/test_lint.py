@@ -16,7 +16,7 @@ def test_the_rule_holds_here():
 
 def test_every_folder_of_the_package_is_a_stage_or_a_library():
     folders = {p.name for p in (ROOT / "openforge").iterdir() if (p / "__init__.py").is_file()}
-    assert folders == {*imports.STAGES, *imports.LIBRARIES}
+    assert folders == {*imports.STAGES, *imports.LIBRARIES, "verbs"}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,8 @@ def test_every_folder_of_the_package_is_a_stage_or_a_library():
         ("tables.py", "from openforge import policy", "a meeting place imports no stage and no library"),
         ("store.py", "from . import report", "a meeting place imports no stage and no library"),
         ("rollout/status.py", "from openforge.rollout import engine", "a meeting place imports no stage"),
+        ("report/page.py", "from openforge.verbs.sizes import said", "only the command line imports its verbs"),
+        ("job.py", "import openforge.cli", "only the command line imports its verbs"),
     ],
 )
 def test_a_violation_is_caught(tmp_path, file, source, why):
@@ -75,6 +77,8 @@ def test_a_violation_is_caught(tmp_path, file, source, why):
         ("report/page.py", "from openforge.eval.estimate import clustered\nimport openforge.rollout.status"),
         ("policy/a.py", "import json\nfrom openforge.policy.models import x\nfrom . import models"),
         ("cli.py", "from openforge import report, tasks"),
+        ("cli.py", "from openforge.verbs import doctor"),
+        ("verbs/plan.py", "from openforge.verbs import sizes\nfrom openforge import train"),
     ],
 )
 def test_what_is_allowed_passes(tmp_path, file, source):

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,16 +21,6 @@ from openforge.tasks import TasksError, read_folders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CURVE = "select iteration, avg(reward) from episodes where purpose = 'train' group by 1 order by 1"
-
-
-@pytest.fixture
-def project(run_dir, tmp_path, monkeypatch):
-    """A project with the hand-made run and one configuration, as the working directory."""
-    (tmp_path / "Snakefile").touch()
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "mine.yaml").write_text("model: tiny-random\niterations: 2\ntasks: {source: tiny}\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def failed(capsys, *argv: str) -> str:
@@ -110,9 +101,68 @@ def test_sql_names_an_unreadable_file_and_goes_on(project, capsys):
 def test_sql_refusals(project, capsys):
     assert "there is no run 'nope' in results/; runs there: made" in failed(capsys, "sql", "nope", "select 1")
     assert "Parser Error" in failed(capsys, "sql", "made", "selec 1")
+    for query, words in (("", "none"), (" -- nothing", "none"), ("select 1; select 2", "2")):
+        assert failed(capsys, "sql", "made", query) == f"error: one SQL statement is expected, this is {words}\n"
     assert 'Referenced column "nope" not found' in failed(capsys, "sql", "made", "select nope from episodes")
     assert "read-only" in failed(capsys, "sql", "made", "create table x as select 1")
     assert "there is no run '../results/made'" in failed(capsys, "sql", "../results/made", "select 1")
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("copy (select 1) to 'out.csv'", "COPY"),
+        ("explain analyze copy (select 1) to 'out.csv'", "COPY"),
+        ("explain (analyze, format json) copy (select 1) to 'out.csv'", "COPY"),
+        ("/* a pivot */ copy (pivot (select 1 as a) on a) to 'out.csv'", "COPY"),
+        ("create table x as select 1", "CREATE"),
+        ("attach 'other.duckdb'", "ATTACH"),
+        ("install httpfs", "INSTALL"),
+        ("load httpfs", "LOAD"),
+        ("export database 'out'", "EXPORT"),
+        ("insert into episodes values (1)", "INSERT"),
+        ("pragma profiling_output = 'out.json'", "SET"),
+        ("call pragma_version()", "CALL"),
+    ],
+)
+def test_sql_refuses_what_writes(project, capsys, query, word):
+    before = sorted(project.rglob("*"))
+    err = failed(capsys, "sql", "made", query)
+    assert err == f"error: queries are read-only: {word} is refused; use SELECT\n"
+    assert sorted(project.rglob("*")) == before
+
+
+def test_sql_takes_every_statement_that_reads(project, capsys):
+    for query in (
+        "-- how many\nselect count(*) from tasks;",
+        "from tasks",
+        "with t as (from tasks) select count(*) from t",
+        "(select 1) union (select 2)",
+        "describe episodes",
+        "summarize tasks",
+        "show tables",
+        "pivot episodes on status using count(*) group by purpose",
+        "explain analyze select 1",
+        "pragma table_info('tasks')",
+    ):
+        assert cli.main(["sql", "made", query]) == 0, capsys.readouterr().err
+        assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_config_names_what_does_not_exist_after_its_values(project, capsys):
+    file = project / "config" / "mine.yaml"
+    for line, words in (
+        ("environment: no_such.env", "environment 'no_such.env': there is no module no_such.env"),
+        ("harness: {name: mini_swe_agent, config: gone.yaml}", f"harness.config 'gone.yaml': {project}/gone.yaml"),
+    ):
+        file.write_text(f"model: tiny-random\niterations: 2\ntasks: {{source: tiny}}\n{line}\n")
+        assert cli.main(["config", "mine"]) == 2
+        out, err = capsys.readouterr()
+        assert re.search(r"^iterations +2 +config/mine.yaml$", out, re.M)
+        assert err.startswith(f"error: config/mine.yaml: {words}") and err.count("\n") == 1
+    (project / "config" / "eval_x.yaml").write_text("model: tiny-random\ntasks: {source: tiny}\npolicy: mine@3\n")
+    assert cli.main(["config", "eval_x"]) == 2
+    assert "policy mine@3: results/mine/checkpoints/0003 does not exist" in capsys.readouterr().err
 
 
 def test_config_prints_values_and_refuses_unknown_runs(project, capsys):
@@ -245,6 +295,20 @@ def test_tasks_check_refuses_the_doubled_ids_that_the_tasks_job_refuses(task_set
     with pytest.raises(TasksError) as e:
         read_folders(task_set, "set")
     assert str(e.value) == sentence
+
+
+def test_tasks_check_leaves_out_what_is_unsupported(task_set, capsys):
+    file = task_set / "one" / "task.yaml"
+    file.write_text(file.read_text() + "services: [mail]\n")
+    assert checked(capsys, task_set) == (
+        0,
+        [
+            f"{task_set}/one: unsupported: task 'one' needs mock services, which this installation cannot run",
+            f"{task_set}/two: ok, task two",
+            f"{task_set}: warning: unsupported tasks, which a run leaves out: 1; tasks that are left: 1",
+        ],
+    )
+    assert [r["task_id"] for r in read_folders(task_set, "set")] == ["two"]
 
 
 def test_tasks_check_names_near_misses_of_known_keys_and_lets_others_be(task_set, capsys):

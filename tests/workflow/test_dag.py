@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from openforge import config_paths, tables
 from openforge.config import load
 from openforge.config_docs import flatten
+from openforge.verbs.jobs import Jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tasks and plans are real: what an iteration was planned with decides over it.
@@ -46,6 +48,11 @@ def planned(root: Path, *words: str) -> dict[str, int]:
     assert table is not None, done.stdout + done.stderr
     rows = [line.split() for line in table[1].splitlines()]
     return {name: int(count) for name, count in rows if name != "total"}
+
+
+def outlook(root: Path, run: str, **overrides: object) -> dict[str, int]:
+    """Jobs by rule that `openforge plan` counts as left."""
+    return dict(Counter(job.rule for job in Jobs(run, load(run, root, overrides).config, root).left()))
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,9 @@ def test_a_fresh_run_plans_every_stage(fresh: Path) -> None:
         "train": 2,
         "eval": 3,
     }
+    # Snakemake counts the software environments one by one, and the target itself.
+    others = {name: count for name, count in jobs.items() if not name.startswith("software") and name != "train_tiny"}
+    assert others == outlook(fresh, "tiny")
 
 
 def test_no_evaluation_plans_training(fresh: Path) -> None:
@@ -92,16 +102,19 @@ def test_no_evaluation_plans_training(fresh: Path) -> None:
     for suite in suites:
         jobs = planned(fresh, suite)
         assert "train" not in jobs and "samples" not in jobs and jobs["eval"] >= 1
+        assert {n: c for n, c in jobs.items() if not n.startswith("software") and n != suite} == outlook(fresh, suite)
 
 
 def test_a_finished_run_has_nothing_to_do(finished: Path) -> None:
     assert planned(finished, "train_tiny") == {}
+    assert outlook(finished, "tiny") == {}
 
 
 def test_one_more_iteration_plans_only_itself(finished: Path) -> None:
     jobs = planned(finished, "train_tiny", "--config", "iterations=3")
     expected = {"plan": 3, "rollout": 4, "score": 3, "samples": 1, "train": 1, "eval": 2, "write_report": 1}
     assert jobs == expected | {"train_tiny": 1}
+    assert outlook(finished, "tiny", iterations=3) == expected
 
 
 def jobs(root: Path, *words: str) -> dict[str, list[tuple[str, int]]]:
