@@ -92,11 +92,6 @@ def evaluated(cell: Cell, last: int) -> list[int]:
     return {"first_and_last": sorted({0, last}), "last": [last], "every": list(range(last + 1))}[cell.at]
 
 
-def evaluated(cell: Cell, last: int) -> list[int]:
-    """The checkpoints of a training run that a cell is run on; `last` is the run's last one."""
-    return {"first_and_last": sorted({0, last}), "last": [last], "every": list(range(last + 1))}[cell.at]
-
-
 def name(run: str, config: RunConfig | EvalConfig, iteration: int | None) -> str:
     """The policy column of an evaluation's rollouts: RUN@k, or the words of the configuration."""
     if isinstance(config, EvalConfig):

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from openforge.config import EvalConfig, RunConfig, Sampling
 from openforge.eval import policies
+from openforge.policy.weights import TOMBSTONE
 from openforge.tables import EPISODES, check_file
-from openforge.train.checkpoint import STATE_CARD, TOMBSTONE
+from openforge.train.checkpoint import STATE_CARD
 from openforge.verbs.jobs import Job, Jobs
 from openforge.verbs.sizes import size
 

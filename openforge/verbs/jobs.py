@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from openforge import plan as planning
 from openforge import tasks
 from openforge.config import Cell, EvalConfig, RunConfig
+from openforge.config_paths import last_finished
 from openforge.environments.claw_eval.folder import FolderError
 from openforge.eval import policies
 from openforge.tables import ROLLOUTS, TASKS, check_file, partition_path
@@ -151,7 +152,7 @@ class Jobs:
     def _points(self) -> list[tuple[str, int | None]]:
         """(cell as in paths, checkpoint) of every evaluation."""
         if isinstance(self.config, RunConfig):
-            last = self.config.iterations
+            last = max(self.config.iterations, last_finished(self.run_dir))
             return [(c.name, k) for c in self.config.cells for k in policies.evaluated(c, last)]
         ref = policies.reference(self.config)
         k = None if ref.k == "none" else int(ref.k)
