@@ -29,7 +29,7 @@ FILE = "manifest.json"
 VERSION = 1
 HIDDEN = "***"
 # Variables that hold secrets without being named in a configuration.
-_SECRET = ("OPENFORGE_API_KEY", "SANDBOX_API_KEY")
+_SECRET = ("SANDBOX_API_KEY",)
 # What of a project decides over its results, where it is not in git yet.
 _SOURCES = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "openforge", "pyproject.toml")
 _SCHEDULER = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")

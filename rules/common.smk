@@ -9,7 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from openforge import config as typed
-from openforge import config_paths, interrupts, redo, run_lock, run_start
+from openforge import config_paths, interrupts, manifest, redo, run_lock, run_start
 from openforge import plan as planning
 from openforge.eval import policies
 from openforge.plan.standing import standing
@@ -125,10 +125,11 @@ def start(works):
     runs = working_on(works)
     # Jobs inherit it: a process whose run and owner are known can be ended by the next command.
     os.environ["OPENFORGE_RUNS"] = " ".join(runs)
-    os.environ["OPENFORGE_COMMAND"] = shlex.join(sys.argv)
-    root, command = Path(os.environ["OPENFORGE_ROOT"]), os.environ["OPENFORGE_COMMAND"]
+    hidden = [s for n in runs for s in manifest.secrets(RUNS[n].model_dump())]
+    command = manifest.redact(shlex.join(sys.argv), hidden)
+    os.environ["OPENFORGE_COMMAND"] = command
     try:
-        run_start.begin(root, runs, command)
+        run_start.begin(Path(os.environ["OPENFORGE_ROOT"]), runs, command)
     except run_lock.RunBusy as e:
         refuse(e)
     interrupts.hand_on(runs)
