@@ -38,8 +38,6 @@ def cells(cells: Sequence[Cell], label: str) -> None:
 
 def policy(config: EvalConfig, label: str) -> None:
     """Refuse two policies, and an endpoint's URL or key that would show a secret."""
-    if config.policy == "":
-        raise ConfigError(f"{label}: policy is empty; it must be a model folder, hub id@revision, URL, or RUN@k")
     if config.policy is not None and config.server.url is not None:
         raise ConfigError(
             f"{label}: policy {config.policy!r} and server.url {config.server.url!r} name two policies; remove one"

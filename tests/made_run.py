@@ -79,7 +79,8 @@ def rollout(raw: dict[str, Any], purpose: str, cell: str, iteration: int | None,
         "limits": LIMITS,
         "sampling": SAMPLING,
         "seed": sample,
-        "policy": f"{RUN}@{iteration}",
+        # With lag 0, iteration k samples from checkpoint k-1.
+        "policy": f"{RUN}@{iteration if purpose == 'eval' or iteration is None else iteration - 1}",
     }
 
 

@@ -174,7 +174,7 @@ def test_an_evaluation_suite_has_its_own_keys(tmp_path):
     ("text", "sentence"),
     [
         ("policy: demo@3\nserver: {url: 'http://h/v1'}", "name two policies; remove one"),
-        ("policy: ''", "policy is empty"),
+        ("policy: ''", "key 'policy' is \"\""),
         ("policy: ftp://h/v1", "the endpoint 'ftp://h/v1' must be http://HOST:PORT/v1"),
         ("server: {model: m}", "key 'server.model' has no effect without an endpoint"),
         ("server: {api: openai}", "key 'server.api' has no effect without an endpoint"),

@@ -28,9 +28,15 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Rollout: ("rollout", "config"),
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
+    c.KeepCheckpoints: ("keep",),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
-IN_ROWS = {c.Harness: r"(?:options\[|options\.get\()", c.Limits: r'limits"?\]?\[', c.Sampling: r"^ {4}"}
+IN_ROWS = {
+    c.Columns: r"cell\(",
+    c.Harness: r"(?:options\[|options\.get\()",
+    c.Limits: r'limits"?\]?\[',
+    c.Sampling: r"^ {4}",
+}
 
 
 def keys(model: type[BaseModel], where: str = "") -> Iterator[tuple[type[BaseModel], str, str]]:

@@ -112,7 +112,7 @@ def test_a_damaged_manifest_is_one_sentence_and_stays(run: Path, text: str) -> N
 
 def test_no_secret_gets_in(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3 cr'et")
-    monkeypatch.setenv("OPENFORGE_API_KEY", "s3 cr'et-and-more")
+    monkeypatch.setenv("SANDBOX_API_KEY", "s3 cr'et-and-more")
     monkeypatch.setenv("EMPTY_KEY", "")
     named = {"judge": [{"api_key_env": "MY_KEY"}], "other_env": "EMPTY_KEY", "plain": "HOME"}
     hidden = manifest.secrets(named)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from stub_harness import End, StubHarness
 
 from openforge.environments import create_env, llm_args
-from openforge.environments.claw_eval.folder import read_folder
 from openforge.sandboxes import LocalBackend
 
 DOC = (Path(__file__).resolve().parents[2] / "docs" / "add-an-environment.md").read_text()
@@ -46,13 +44,3 @@ async def test_the_environment_gives_its_verdict(
     )
     assert (result.status, result.message, closed) == ("completed", None, [True])
     assert json.loads(result.verifier_output or "") == {"score": score, "passed": score == 1.0}
-
-
-def test_the_task_is_read(tmp_path: Path) -> None:
-    (block,) = re.findall(r"\n    # task.yaml\n((?:    .*\n)+)", DOC)
-    (tmp_path / "verifier").mkdir()
-    for name, text in (("task.yaml", textwrap.dedent(block)), ("notes.txt", "x"), ("verifier/verify.py", "")):
-        (tmp_path / name).write_text(text)
-    row = read_folder(tmp_path)
-    assert (row["task_id"], row["split"], row["tags"]) == ("rename-01", "train", ["rename"])
-    assert [f["path"] for f in row["files"]] == ["notes.txt"] and row["verifier"]["files"][0]["path"] == "verify.py"

@@ -33,11 +33,11 @@ def test_two_models_of_one_endpoint_are_two_policies() -> None:
 
 
 def test_a_cells_own_server_keeps_the_suites_endpoint() -> None:
-    cell = {"name": "a", "server": {"max_model_len": 9}}
+    cell = {"name": "a", "server": {"max_model_len": 99}}
     config = suite(policy=URL, server={"model": "m", "api": "openai", "api_key_env": "K"}, cells=[cell])
     server = policies.server(config, config.cells[0])
     assert (server.url, server.model, server.api, server.api_key_env) == (URL, "m", "openai", "K")
-    assert server.max_model_len == 9
+    assert server.max_model_len == 99
 
 
 def test_sampling_that_a_plain_endpoint_cannot_take_is_refused_before_any_job() -> None:

@@ -36,6 +36,7 @@ def write(shard: engine.Shard, run_dir: Path, episodes: list[dict[str, Any]] | N
     """What scripts/rollout.py does with a shard that has ended; its file of episodes."""
     rows = shard.book.finished(shard.partial) if episodes is None else episodes
     done = Done(rows, *evidence(rows, shard.partial), shard.partial, run_dir / "artifacts" / f"{PART}.zip")
+    done.keep_artifacts()
     for table, made in ((tables.BLOBS, done.blobs), (tables.CALLS, done.calls), (tables.EPISODES, done.episodes)):
         tables.write_table(run_dir / table.name / PART / f"{table.name}.parquet", table, made)
     done.close()

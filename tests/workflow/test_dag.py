@@ -175,6 +175,8 @@ def test_an_evaluation_of_a_folder_prepares_it_and_of_an_endpoint_nothing(fresh:
     root = tmp_path / "clone"
     shutil.copytree(fresh, root, symlinks=True)
     (root / "models" / "mine").mkdir(parents=True)
+    for file in ("config.json", "tokenizer.json", "model.safetensors"):
+        (root / "models" / "mine" / file).write_text("{}")
     for policy in ("models/mine", str(root / "models" / "mine")):
         jobs = planned(root, "eval_demo", "--config", f"policy={policy}")
         assert jobs["prepare_policy"] == 1 and jobs["eval"] == 4 and "train" not in jobs
