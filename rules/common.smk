@@ -113,7 +113,10 @@ def load_runs():
                 check_variables(name, runs[name])
                 if isinstance(runs[name], typed.EvalConfig):
                     policies.check(runs[name], root)
-        except typed.ConfigError as e:
+                # Here, because Snakemake shows an input function's error with its own lines around it.
+                for table in sorted(run_dir(name).glob("rollouts/**/rollouts.parquet")):
+                    standing(table)
+        except (typed.ConfigError, TableError) as e:
             if name in named:
                 refuse(e)
             print(f"warning: {e}; its targets are left out", file=sys.stderr)

@@ -154,6 +154,17 @@ def test_with_a_lag_two_cores_are_shared_whatever_training_asks_for(fresh: Path)
     assert found["train train 1"][0][1] + found["rollout train 2"][0][1] == 2
 
 
+def test_a_damaged_rollout_table_is_one_sentence(finished: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(finished, root, symlinks=True)
+    (table,) = root.glob("results/tiny/rollouts/purpose=train/cell=train/iteration=0002/rollouts.parquet")
+    table.write_bytes(table.read_bytes()[:100])
+    done = snakemake(root, "-n", "train_tiny")
+    out = done.stdout + done.stderr
+    assert done.returncode == 1 and f"error: {table} cannot be read as table rollouts" in out
+    assert "Traceback" not in out and "Exception" not in out
+
+
 def test_changed_pins_never_replan_an_iteration(finished: Path, tmp_path: Path) -> None:
     root = tmp_path / "clone"
     shutil.copytree(finished, root, symlinks=True)

@@ -11,14 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_dag import STUB
 
 ROOT = Path(__file__).resolve().parents[2]
-TOUCH = """\
-from pathlib import Path
-for output in snakemake.output:
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    Path(output).touch()
-"""
 # Fails until its executor will not start it again; then writes one episode, policy_failed unless `mended` stands there.
 ROLLOUT = """\
 import made_run
@@ -54,7 +49,7 @@ def root(tmp_path: Path) -> Path:
         (shutil.copytree if src.is_dir() else shutil.copy)(src, tmp_path / part)
     (tmp_path / "scripts").mkdir()
     for script in (ROOT / "scripts").glob("*.py"):
-        (tmp_path / "scripts" / script.name).write_text(TOUCH)
+        (tmp_path / "scripts" / script.name).write_text(STUB)
     (tmp_path / "scripts" / "rollout.py").write_text(ROLLOUT)
     shutil.copy(ROOT / "scripts" / "score.py", tmp_path / "scripts" / "score.py")
     return tmp_path
