@@ -434,17 +434,6 @@ def digest(config: RunConfig | EvalConfig, without: tuple[str, ...] = ()) -> str
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-# Sampling under which the logprobs of the policy and of its sampling distribution are the same.
-_ON_POLICY = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-
 def _cross(config: RunConfig | EvalConfig, label: str) -> None:
     """Refuse keys that are right one by one and wrong together."""
     names = [c.name for c in config.cells]
@@ -455,9 +444,9 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
     checks.tasks(config.tasks, label)
     checks.cells(config.cells, label)
-    _cross_windows(config, label)
+    checks.windows(config, config.sampling if isinstance(config, RunConfig) else None, label)
     if isinstance(config, RunConfig):
-        _cross_training(config, label)
+        checks.training(config, label)
         return
     checks.policy(config, label)
     for i, cell in enumerate(config.cells):
@@ -465,48 +454,6 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(
                 f"{label}: key 'cells[{i}].at' has no effect in an evaluation suite, which has one policy; remove it"
             )
-
-
-def _cross_windows(config: RunConfig | EvalConfig, label: str) -> None:
-    uses: list[tuple[str, Server, str, Sampling]] = []
-    if isinstance(config, RunConfig):
-        uses.append(("server", config.server, "sampling", config.sampling))
-    for i, cell in enumerate(config.cells):
-        own = f"cells[{i}]"
-        window, server = ("server", config.server) if cell.server is None else (f"{own}.server", cell.server)
-        uses.append((window, server, f"{own}.sampling", cell.sampling))
-    for window, server, sampling, asked in uses:
-        if asked.max_tokens >= server.max_model_len:
-            raise ConfigError(
-                f"{label}: {sampling}.max_tokens is {asked.max_tokens}, but {window}.max_model_len is "
-                f"{server.max_model_len}, which leaves no token for a prompt; lower the one or raise the other"
-            )
-        if server.device == "cpu" and server.block_size % 32:
-            raise ConfigError(f"{label}: {window}.block_size is {server.block_size}; on cpu a multiple of 32 is needed")
-
-
-def _cross_training(config: RunConfig, label: str) -> None:
-    if config.server.url is not None:
-        raise ConfigError(f"{label}: server.url is for evaluation; training swaps weights in its own server")
-    checks.no_endpoint(config.server, label, "in training")
-    for key, value in _ON_POLICY.items():
-        if getattr(config.sampling, key) != value:
-            raise ConfigError(
-                f"{label}: sampling.{key} must be {value} in training: recorded logprobs would be of another "
-                "distribution than the one trained"
-            )
-    if config.sampling.temperature == 0:
-        raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
-    if config.rollout.n < 2 and config.iterations:
-        raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
-    keep = config.trainer.keep_checkpoints
-    if keep is not None and keep.last is keep.every is keep.best is None:
-        raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
-    if keep is not None and keep.best is not None and all(c.at != "every" for c in config.cells):
-        raise ConfigError(
-            f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
-            "or remove the key"
-        )
 
 
 def runs(root: Path) -> list[str]:

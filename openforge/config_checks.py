@@ -1,6 +1,6 @@
 """Keys that are right one by one and wrong together: a `ConfigError`, one sentence, before any job.
 
-Of what comes from outside: endpoints, their keys, tables of tasks. `openforge.config` calls them.
+`openforge.config` calls them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ from urllib.parse import urlsplit
 from openforge.config_reading import ConfigError
 
 if TYPE_CHECKING:
-    from openforge.config import Cell, EvalConfig, Server, Tasks
+    from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
 
+# Sampling under which the logprobs of the policy and of its sampling distribution are the same.
+_ON_POLICY = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 # Keys of `server` that say something about an endpoint only.
 _ENDPOINT = ("api", "model", "api_key_env")
 
@@ -69,3 +78,47 @@ def tasks(tasks: Tasks, label: str) -> None:
             raise ConfigError(f"{label}: key 'tasks.{key}' has no effect on the generated tasks {tasks.source!r}")
     if tasks.verifier is None and "verifier_seconds" in tasks.model_fields_set:
         raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
+
+
+def windows(config: RunConfig | EvalConfig, trained: Sampling | None, label: str) -> None:
+    """Refuse a window that holds no prompt beside the answer, in training (sampled as `trained`) and every cell."""
+    uses: list[tuple[str, Server, str, Sampling]] = []
+    if trained is not None:
+        uses.append(("server", config.server, "sampling", trained))
+    for i, cell in enumerate(config.cells):
+        own = f"cells[{i}]"
+        window, server = ("server", config.server) if cell.server is None else (f"{own}.server", cell.server)
+        uses.append((window, server, f"{own}.sampling", cell.sampling))
+    for window, server, sampling, asked in uses:
+        if asked.max_tokens >= server.max_model_len:
+            raise ConfigError(
+                f"{label}: {sampling}.max_tokens is {asked.max_tokens}, but {window}.max_model_len is "
+                f"{server.max_model_len}, which leaves no token for a prompt; lower the one or raise the other"
+            )
+        if server.device == "cpu" and server.block_size % 32:
+            raise ConfigError(f"{label}: {window}.block_size is {server.block_size}; on cpu a multiple of 32 is needed")
+
+
+def training(config: RunConfig, label: str) -> None:
+    """Refuse what no training can be made with."""
+    if config.server.url is not None:
+        raise ConfigError(f"{label}: server.url is for evaluation; training swaps weights in its own server")
+    no_endpoint(config.server, label, "in training")
+    for key, value in _ON_POLICY.items():
+        if getattr(config.sampling, key) != value:
+            raise ConfigError(
+                f"{label}: sampling.{key} must be {value} in training: recorded logprobs would be of another "
+                "distribution than the one trained"
+            )
+    if config.sampling.temperature == 0:
+        raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
+    if config.rollout.n < 2 and config.iterations:
+        raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    keep = config.trainer.keep_checkpoints
+    if keep is not None and keep.last is keep.every is keep.best is None:
+        raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
+    if keep is not None and keep.best is not None and all(c.at != "every" for c in config.cells):
+        raise ConfigError(
+            f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
+            "or remove the key"
+        )
