@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -71,6 +72,17 @@ class Job:
             stream.flush()
 
 
+class DiskFull(RuntimeError):
+    """A job's file could not be written for want of room."""
+
+    def __init__(self, error: OSError, folder: Path) -> None:
+        where = error.filename2 or error.filename or folder
+        super().__init__(
+            f"the file system of {os.fsdecode(where)} is full ({error.strerror}); nothing half written is kept: free "
+            "space and type the same command"
+        )
+
+
 @contextmanager
 def job(stage: str, snakemake: Any) -> Iterator[Job]:
     """Run a stage's script; its seconds go to results/<run>/timings/, an error becomes a sentence and exit code 1."""
@@ -84,6 +96,7 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
     log_path = Path(snakemake.log[0])
     log_path.parent.mkdir(parents=True, exist_ok=True)
     started, begun = datetime.now(UTC), time.monotonic()
+    one: Job | None = None
     with open(log_path, "w") as log:
         try:
             config = typed.load(run, root, snakemake.config).config
@@ -100,6 +113,8 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
             e = error
             while isinstance(e, ExceptionGroup):
                 e = e.exceptions[0]
+            if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+                e = DiskFull(e, one.run_dir if one is not None else root)
             if not type(e).__module__.startswith("openforge."):
                 traceback.print_exc(file=log)
             for stream in (sys.stderr, log):

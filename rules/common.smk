@@ -135,6 +135,8 @@ def start(works):
         run_start.begin(Path(os.environ["OPENFORGE_ROOT"]), runs, command)
     except run_lock.RunBusy as e:
         refuse(e)
+    except OSError as e:
+        refuse(f"results cannot be written: {e}")
     interrupts.hand_on(runs)
 
 
@@ -235,6 +237,20 @@ def marker(run, k):
     return f"results/{run}/checkpoints/{k:04d}/checkpoint.json"
 
 
+def settled(file):
+    """A file that stands, under its absolute name, which no rule makes; else as it is.
+
+    So a finished iteration is cut off from what it was made of: whatever of that is lost, damaged or dated anew, and
+    whatever Snakemake would conclude from it, what stands is not made again.
+    """
+    full = Path(workflow.basedir, file).resolve()
+    return str(full) if full.exists() else file
+
+
+def finished(run, k):
+    return Path(workflow.basedir, marker(run, k)).exists()
+
+
 def episodes_file(w):
     part = f"purpose={w.purpose}/cell={w.cell}/iteration={w.k}/shard={w.shard}"
     return f"results/{w.run}/episodes/{part}/episodes.parquet"
@@ -248,7 +264,7 @@ def sampled_checkpoint(wildcards):
             k = RUNS[wildcards.run].sampled(int(wildcards.k))
         else:
             k = int(table.policy.rpartition("@")[2])
-        return marker(wildcards.run, k)
+        return settled(marker(wildcards.run, k))
     return policy_input(wildcards)
 
 

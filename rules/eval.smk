@@ -46,7 +46,7 @@ def evaluations(wildcards):
     files = []
     for cell, k in points:
         file = f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"
-        files.append(file)
+        files.append(settled(file))
         if not Path(file).exists() and targeted(wildcards.run):
             check_sampled(c, wildcards.run, k)
     return files

@@ -3,6 +3,8 @@ def previous_scores(wildcards):
     k = number(wildcards.k)
     if wildcards.purpose != "train" or k == 1:
         return []
+    if finished(wildcards.run, k - 1):
+        return []
     return (
         f"results/{wildcards.run}/scores/purpose=train/cell=train/iteration={k - 1:04d}"
         "/scores.parquet"

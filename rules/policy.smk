@@ -3,14 +3,14 @@ def policy_input(wildcards):
     """The checkpoint that an evaluation samples from. RUN@k is read where it stands and never plans its training."""
     c = RUNS[wildcards.run]
     if isinstance(c, typed.RunConfig):
-        return marker(wildcards.run, int(wildcards.k))
+        return settled(marker(wildcards.run, int(wildcards.k)))
     ref = policies.reference(c)
     if ref.kind == "url":
         return []
     if ref.kind == "checkpoint":
         # Under its absolute name no rule can make it: an evaluation never plans a training job.
         return str(policies.checkpoint_file(ref, Path(workflow.basedir)).resolve())
-    return f"results/{wildcards.run}/policies/{ref.slug}/checkpoint.json"
+    return settled(f"results/{wildcards.run}/policies/{ref.slug}/checkpoint.json")
 
 
 rule prepare:

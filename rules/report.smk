@@ -4,16 +4,18 @@ def iteration_files(wildcards):
     if isinstance(c, typed.EvalConfig):
         return []
     part = "purpose=train/cell=train"
-    return [
-        f
-        for k in range(1, c.iterations + 1)
-        for f in (
+    files = []
+    for k in range(1, c.iterations + 1):
+        if finished(wildcards.run, k):
+            files.append(settled(marker(wildcards.run, k)))
+            continue
+        files += [
             f"results/{wildcards.run}/scores/{part}/iteration={k:04d}/scores.parquet",
             f"results/{wildcards.run}/samples/{part}/iteration={k:04d}/samples.parquet",
             f"results/{wildcards.run}/metrics/{part}/iteration={k:04d}/metrics.parquet",
             marker(wildcards.run, k),
-        )
-    ]
+        ]
+    return files
 
 
 rule write_report:

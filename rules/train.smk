@@ -1,11 +1,19 @@
 def trained_from(wildcards):
-    return marker(wildcards.run, int(wildcards.k) - 1)
+    return settled(marker(wildcards.run, int(wildcards.k) - 1))
 
 
 def state_before(wildcards):
     """State of k-1; checkpoint 0 has none."""
     k = int(wildcards.k)
-    return [] if k == 1 else f"results/{wildcards.run}/state/{k - 1:04d}/state.json"
+    if k == 1:
+        return []
+    state = f"results/{wildcards.run}/state/{k - 1:04d}/state.json"
+    # Lost, it cannot be had back by training a finished iteration once more.
+    return (
+        str(Path(workflow.basedir, state).resolve())
+        if finished(wildcards.run, k - 1)
+        else state
+    )
 
 
 rule train:

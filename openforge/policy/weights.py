@@ -77,12 +77,16 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def check_kept(folder: Path) -> None:
-    """Refuse a checkpoint whose weights were pruned.
+    """Refuse a checkpoint whose weights were pruned or are lost.
 
     Raises:
         CheckpointError: names the run, the checkpoint and the nearest one that is kept.
     """
     if not (folder / TOMBSTONE).exists():
+        if (folder / "checkpoint.json").exists() and not any(folder.glob("*.safetensors")):
+            raise CheckpointError(
+                f"{folder} has lost its weights: there is no *.safetensors beside its checkpoint.json"
+            )
         return
     k = int(folder.name)
     cards = folder.parent.glob("[0-9]*/checkpoint.json")
