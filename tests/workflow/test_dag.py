@@ -156,15 +156,15 @@ def test_with_a_lag_two_cores_are_shared_whatever_training_asks_for(fresh: Path)
     assert found["train train 1"][0][1] + found["rollout train 2"][0][1] == 2
 
 
-@pytest.mark.parametrize("lost", ["scores", "episodes", "eval/cell=heldout/iteration=0000"])
+@pytest.mark.parametrize("lost", ["scores", "episodes"])
 def test_what_is_lost_of_a_finished_iteration_makes_none_anew(finished: Path, tmp_path: Path, lost: str) -> None:
     root = tmp_path / "clone"
     # Every file is dated anew on the way, as by `cp -r`.
     shutil.copytree(finished, root, symlinks=True, copy_function=shutil.copyfile)
     (file, *_) = sorted((root / "results" / "tiny").glob(f"{lost}/**/*.*"))
     file.unlink()
-    jobs = planned(root, "train_tiny")
-    assert not {"train", "samples", "rollout"} & jobs.keys() and ("eval" in jobs) == lost.startswith("eval"), jobs
+    # The report's own date may have come before its inputs'.
+    assert planned(root, "train_tiny").keys() <= {"write_report", "train_tiny"}
 
 
 def test_a_damaged_rollout_table_is_one_sentence(finished: Path, tmp_path: Path) -> None:
