@@ -28,6 +28,7 @@ def run(run_dir: Path) -> Path:
             if k or folder == "checkpoints":
                 (run_dir / folder / f"{k:04d}").mkdir(parents=True)
                 (run_dir / folder / f"{k:04d}" / card).write_text(f'{{"iteration": {k}}}')
+        (run_dir / "checkpoints" / f"{k:04d}" / "model.safetensors").write_text("weights")
     for name, k in (("train-0001", "0001"), ("train-0002", "0002"), ("eval-heldout-0000", "0000")):
         (run_dir / "timings" / f"{name}.json").write_text(json.dumps({"stage": "x", "seconds": 1.0, "k": k}))
     (run_dir / "timings" / "report.json").write_text(json.dumps({"stage": "report", "seconds": 1.0}))
