@@ -34,6 +34,16 @@ for output in snakemake.output:
 """
 
 
+def stubbed(root: Path) -> None:
+    """Make a folder a clone of the workflow, its jobs replaced by stubs."""
+    for part in ("Snakefile", "rules", "config", "profiles", "envs"):
+        src = ROOT / part
+        (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
+    (root / "scripts").mkdir()
+    for script in (ROOT / "scripts").glob("*.py"):
+        (root / "scripts" / script.name).write_text(STUB)
+
+
 def snakemake(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")}
     command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
@@ -61,12 +71,7 @@ def outlook(root: Path, run: str, **overrides: object) -> dict[str, int]:
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of the workflow without any result, its jobs replaced by stubs."""
     root = tmp_path_factory.mktemp("clone")
-    for part in ("Snakefile", "rules", "config", "profiles", "envs"):
-        src = ROOT / part
-        (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
-    (root / "scripts").mkdir()
-    for script in (ROOT / "scripts").glob("*.py"):
-        (root / "scripts" / script.name).write_text(STUB)
+    stubbed(root)
     return root
 
 

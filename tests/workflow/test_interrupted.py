@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_dag import STUB
+from test_dag import STUB, stubbed
 
 from openforge import clock, run_lock, run_start
 from openforge.policy import process
@@ -35,12 +35,7 @@ def clone(tmp_path: Path) -> Path:
     """The workflow with stubs for jobs; the rollouts of run tiny wait for ever, those of run other do not."""
     root = tmp_path / "clone"
     root.mkdir()
-    for part in ("Snakefile", "rules", "config", "profiles", "envs"):
-        src = ROOT / part
-        (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
-    (root / "scripts").mkdir()
-    for script in (ROOT / "scripts").glob("*.py"):
-        (root / "scripts" / script.name).write_text(STUB)
+    stubbed(root)
     indented = BLOCKED.replace("\n", "\n    ")
     other = STUB.replace("\n", "\n    ")
     text = f"if snakemake.wildcards.run == 'tiny':\n    {indented}\nelse:\n    {other}\n"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_dag import STUB
+from test_dag import stubbed
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fails until its executor will not start it again; then writes one episode, policy_failed unless `mended` stands there.
@@ -44,12 +44,7 @@ TARGET = "results/tiny/scores/purpose=train/cell=train/iteration=0001/scores.par
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for part in ("Snakefile", "rules", "config", "profiles", "envs"):
-        src = ROOT / part
-        (shutil.copytree if src.is_dir() else shutil.copy)(src, tmp_path / part)
-    (tmp_path / "scripts").mkdir()
-    for script in (ROOT / "scripts").glob("*.py"):
-        (tmp_path / "scripts" / script.name).write_text(STUB)
+    stubbed(tmp_path)
     (tmp_path / "scripts" / "rollout.py").write_text(ROLLOUT)
     shutil.copy(ROOT / "scripts" / "score.py", tmp_path / "scripts" / "score.py")
     return tmp_path
