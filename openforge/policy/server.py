@@ -6,13 +6,13 @@ so it listens on loopback only and nobody forwards these paths.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,15 @@ PORTS = range(20000, 32768)
 PORT_TRIES = 3
 HEARTBEAT_SECONDS = 120.0
 _PORT_TAKEN = "address already in use"
-_PR_SET_PDEATHSIG = 1
+# Whoever starts the server may be killed -9; the kernel then ends the server. Asked for by a program that becomes the
+# server: Python code between fork and exec deadlocks on a lock that another thread held, and the heartbeat is one.
+_DIE_WITH_PARENT = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)})  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the policy server's keeper is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class ServerError(RuntimeError):
@@ -211,13 +219,12 @@ class Server:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as out:
             child = subprocess.Popen(
-                argv,
+                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
         who = process.identity(child.pid)
         if who is None:
@@ -337,11 +344,6 @@ class Server:
         process.end_session(self.identity)
         self._child.wait()
         self._http.close()
-
-
-def _die_with_parent() -> None:
-    # Whoever starts the server may be killed -9; the kernel then ends the server.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _text(log: Path, begin: int) -> str:

@@ -79,6 +79,7 @@ class Stub:
         python.chmod(0o755)
         ready = {"pins": software.pins_digest("serve-cpu", self.root)}
         (self.root / ".software" / "serve-cpu" / "ready.json").write_text(json.dumps(ready))
+        self.keeper: Keeper
         self.jobs: list[Job] = []
         self.owners: list[subprocess.Popen[bytes]] = []
         self.state.mkdir()
@@ -141,15 +142,18 @@ class Stub:
 
 
 @contextlib.contextmanager
-def kept(cfg: Server, policy: Path, state: Path, root: Path, owner: process.Identity) -> Iterator[Endpoint]:
-    """A lease of a policy whose keeper runs in a thread here, until `owner` is gone."""
+def kept(
+    cfg: Server, policy: Path, state: Path, root: Path, owner: process.Identity
+) -> Iterator[tuple[Endpoint, Keeper]]:
+    """A lease of a policy, and its keeper, which runs in a thread here until `owner` is gone."""
     state.mkdir(exist_ok=True)
     keeper = Keeper(cfg, Place(state, server_key(cfg, policy, root)), root)
-    thread = threading.Thread(target=keeper.run)
+    # A daemon: one that never ends must fail its test, and not keep pytest from ending.
+    thread = threading.Thread(target=keeper.run, daemon=True)
     thread.start()
     try:
         with lease(cfg, policy, "a@0", state_dir=state, job="j", root=root) as endpoint:
-            yield endpoint
+            yield endpoint, keeper
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         thread.join(60)

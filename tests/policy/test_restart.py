@@ -26,7 +26,8 @@ def endpoint(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
         monkeypatch.setattr(keeping, name, seconds)
     owner = stub.owner()
     monkeypatch.setenv("OPENFORGE_OWNER", str(owner))
-    with kept(ServerConfig(), stub.policy("a"), stub.state, stub.root, owner) as one:
+    with kept(ServerConfig(), stub.policy("a"), stub.state, stub.root, owner) as (one, keeper):
+        stub.keeper = keeper
         yield one
 
 
@@ -43,9 +44,10 @@ def answers(endpoint: Endpoint) -> bool:
 
 
 def kill(stub: Stub) -> None:
+    """Kill the server, and return when its keeper has another and looks after it again."""
     before = stub.record()[1]
     os.kill(before.pid, signal.SIGKILL)
-    until(lambda: stub.place().read()[1] not in (None, before), "another server")
+    until(lambda: (s := stub.keeper.server) is not None and s.identity != before, "another server")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,7 @@ def test_the_lease_is_told_and_ends_after_three_restarts_without_progress(stub: 
         kill(stub)
     until(lambda: answers(endpoint), "the second restart")
     link.progress()
+    until(lambda: stub.keeper.restarts == 0, "the word of progress")
     kill(stub)  # the first that counts
     until(lambda: answers(endpoint), "the third restart")
     (stub.policy("a") / "dies").touch()

@@ -81,7 +81,7 @@ def test_a_killed_and_a_hung_engine_come_back_under_the_lease(tmp_path: Path, mo
         owner = process.identity(child.pid)
         assert owner is not None
         monkeypatch.setenv("OPENFORGE_OWNER", str(owner))
-        with kept(cfg, base, state, software.ROOT, owner) as endpoint:
+        with kept(cfg, base, state, software.ROOT, owner) as (endpoint, _):
             headers = {"Authorization": f"Bearer {endpoint.api_key}"}
             body = {"model": endpoint.model, "prompt": "a", "max_tokens": 1}
 

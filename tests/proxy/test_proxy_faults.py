@@ -103,7 +103,7 @@ async def test_dead_engine_is_policy_failed_and_then_final(rig: Rig) -> None:
         return web.json_response(dead["body"], status=dead["status"])
 
     rig.stub.script.extend([reply] * 50)  # type: ignore[list-item]
-    session = rig.session(deadline_seconds=0.35)
+    session = rig.session(deadline_seconds=2.0)
     status, raw = await rig.ask(chat("hi"))
     assert (status, error_code(raw)) == (503, "policy_failed")
     assert "EngineCore encountered an issue" in (session.policy_failed or "")
