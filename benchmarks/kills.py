@@ -46,16 +46,11 @@ def clone(root: Path) -> None:
 def start(root: Path, iterations: int, log: Path) -> subprocess.Popen[bytes]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")} | {"PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "snakemake", "--nocolor", f"train_{RUN}", "--config", f"iterations={iterations}"]
+    # A benchmark that was itself started in the background ignores SIGINT, and so would Snakemake.
+    command = ["env", "--default-signal=INT", *command]
     with open(log, "ab") as out:
-        # preexec_fn: a benchmark that was itself started in the background ignores SIGINT, and so would Snakemake.
         return subprocess.Popen(
-            command,
-            cwd=root,
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+            command, cwd=root, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 

@@ -373,6 +373,8 @@ def test_ctrl_c_ends_everything_and_says_what_is_kept(root: Path, recorded: Reco
     )
     script = "import sys, test_by_hand as t; t.harnesses._KINDS['stub'] = t.Agent; sys.exit(t.cli.main(sys.argv[1:]))"
     argv = [sys.executable, "-c", script, "episode", "--replay", episode, "--run", "r", "--keep"]
+    # pytest may run in the background, where SIGINT is ignored.
+    argv = ["env", "--default-signal=INT", *argv]
     child = subprocess.Popen(
         argv, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -53,7 +53,8 @@ class Commands:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith("OPENFORGE_")}
-        command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
+        # pytest may run in the background, where SIGINT is ignored.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "snakemake", "--nocolor", *words]
         child = subprocess.Popen(
             command,
             cwd=self.root,
@@ -62,8 +63,6 @@ class Commands:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # pytest may run in the background, where SIGINT is ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         )
         self.children.append(child)
         return child
