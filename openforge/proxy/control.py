@@ -87,7 +87,7 @@ class Control:
         taken: Collection[str] = (),
     ) -> None:
         self.gate, self.journal, self.upstream, self.model = gate, journal, upstream, model
-        self._key, self._base, self._defaults, self._taken = key, base, defaults, taken
+        self._key, self.base, self._defaults, self._taken = key, base, defaults, taken
         self._closing: set[asyncio.Task[None]] = set()
 
     async def guarded(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -165,9 +165,9 @@ class Control:
 
         `base_url` is what Anthropic's clients take; OpenAI's take it with /v1.
         """
-        if self._base is None:
+        if self.base is None:
             return {}
-        return {"base_url": f"{self._base}/s/{session.config.episode_id}", "api_key": secret}
+        return {"base_url": f"{self.base}/s/{session.config.episode_id}", "api_key": secret}
 
     async def _calls(self, session: Session) -> web.Response:
         """The session's rows of the calls table so far. Their lineage may take a while: not on the event loop."""

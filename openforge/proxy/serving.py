@@ -42,6 +42,7 @@ class Settings:
         defaults: of sessions opened on the port; see `control`.
         host, port: TCP address of the sessions; port None for none, 0 for a free one.
         tls: certificate chain and key (None: both in one file) of the port; None for plain HTTP.
+        public_url: of the port as sandboxes off this host reach it; None where none do.
         fsync: seconds between grouped fsyncs of the journal; None for none.
         status_seconds, alive_seconds: see `server.Gate`.
         patience_seconds, probe_seconds, call_seconds: see `upstream.Upstream`.
@@ -59,6 +60,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int | None = None
     tls: tuple[Path, Path | None] | None = None
+    public_url: str | None = None
     fsync: float | None = None
     status_seconds: float = 10.0
     alive_seconds: float = 5.0
@@ -87,7 +89,9 @@ async def serve(settings: Settings, ready: Callable[[Control, Path, int | None],
     # Before the first file is written: a port that is taken leaves nothing behind.
     listener = None if settings.port is None else tcp_listener(settings.host, settings.port)
     port: int | None = None if listener is None else listener.getsockname()[1]
-    key, base = settings.control_key, None if port is None else url_of(settings.host, port, tls is not None)
+    key, base = settings.control_key, settings.public_url
+    if port is not None and base is None:
+        base = url_of(settings.host, port, tls is not None)
     taken = by_episode(read(settings.journal)) if key is not None else {}
     async with AsyncExitStack() as stack:
         journal = Journal(settings.journal)
