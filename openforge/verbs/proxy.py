@@ -104,7 +104,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     told = wire.not_taken(sampling) if api == "openai" else None
     if told is not None:
         raise VerbError(told)
-    outside = public.from_environment(os.environ)
+    outside = public.from_environment(os.environ, tls=args.tls_cert is not None)
     defaults = {
         "sampling": sampling,
         # A session by hand has no end; a call has (--call-seconds).
