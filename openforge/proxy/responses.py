@@ -174,7 +174,7 @@ def _item(messages: list[Json], item: Json, where: str, names: Names) -> None:
     elif kind in ("function_call_output", "custom_tool_call_output"):
         found = dialect.parts(item.get("output"), f"{where}.output", _part)
         ident = dialect.optional_text(item.get("call_id"), f"{where}.call_id")
-        messages.append({"role": "tool", "tool_call_id": ident, "content": dialect.content_of(found)})
+        messages.append({"role": "tool", "tool_call_id": ident, "content": dialect.result_of(found)})
     elif kind == "item_reference":
         raise bad(f"{where} refers to a stored item; nothing is stored, so send the item itself")
 
