@@ -288,6 +288,30 @@ async def test_who_looks_whether_anybody_is_there_is_answered(rig: Rig, path: st
     assert rig.stub.paths == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"OPTIONS * HTTP/1.1",
+        b"GET /s HTTP/1.1",
+        b"POST /s/ HTTP/1.1",
+        b"GET /s/e1/v1 HTTP/1.1",
+        b"GET /s/e1//api/hello HTTP/1.1",
+        b"GET /s/%ff%fe/v1/models HTTP/1.1",
+        b"POST http://elsewhere/v1/messages HTTP/1.1",
+        b"GET //s/e1/ HTTP/1.1",
+    ],
+)
+async def test_odd_targets_are_not_served(rig: Rig, line: bytes) -> None:
+    rig.session()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(line + b"\r\nHost: x\r\nx-api-key: " + SECRET.encode() + b"\r\nConnection: close\r\n\r\n")
+    raw = await reader.read()
+    writer.close()
+    assert raw.startswith(b"HTTP/1.1 404 ")
+    assert error("chat", raw.partition(b"\r\n\r\n")[2])[0] in ("not_found", "session_not_found")
+    assert rig.stub.paths == []
+
+
 async def test_models_in_each_clients_shape(rig: Rig) -> None:
     rig.session()
     key = {"x-api-key": SECRET}
