@@ -92,6 +92,20 @@ async def test_calls_that_differ_in_claudes_billing_line_merge(rig: Rig) -> None
     assert b"cch" not in rig.journal.path.read_bytes()
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_half_a_character_is_shown_as_unknown(rig: Rig, path: str) -> None:
+    """What a harness cut by UTF-16 units has no UTF-8: a tokenizer refuses it, and it stays in the history."""
+    rig.session()
+    good = "한국어 \U0001f600 \u00fc"
+    for sent in (f"{good} \ud83d!", good):
+        asked = json.dumps(body(path, sent, stop=["\udc00"])).encode()
+        assert (await rig.ask(asked, path=path))[0] == 200
+    raw = json.dumps(body(path, "x-x"), ensure_ascii=False).encode().replace(b"x-x", b"\xed\xa0\x80")
+    assert (await rig.ask(raw, path=path))[0] == 200
+    shown = [b["messages"][0]["content"] for b in rig.stub.bodies]
+    assert shown == [f"{good} \ufffd!", good, "\ufffd"]
+
+
 # ---- refusals ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [*PATHS, "messages/count_tokens"])
 async def test_refusals_have_the_dialects_shape(rig: Rig, path: str) -> None:
