@@ -247,6 +247,30 @@ async def test_a_replica_that_dies_under_a_session_costs_it_nothing(rig: Rig, st
     assert kinds == ["open", "call", "delivery", "call", "delivery", "close"] and session.policy_failed is None
 
 
+async def test_only_the_time_before_the_fail_over_was_lost(rig: Rig, stubs: list[StubUpstream]) -> None:
+    """A slow answer after a quick failure is the agent's time, not an outage."""
+    session = rig.session()
+    up = session.upstream = Upstream([s.url for s in stubs], None, rig._client)
+    assert (await rig.ask(chat("hi")))[0] == 200
+    (mine,) = [s for s in stubs if s.bodies]
+    mine.answers(500, {"error": {"message": "boom"}})
+    for other in stubs:
+        other.hold = None if other is mine else asyncio.Event()
+    task = asyncio.create_task(rig.ask(chat("on")))
+    while not any(s.bodies for s in stubs if s is not mine):
+        await asyncio.sleep(0)
+    (wait,) = session._waits.values()
+    assert wait.trouble == "status 500: boom"
+    up.patience = wait.lost + 0.01
+    wait.begun -= 60.0
+    for other in stubs:
+        if other.hold is not None:
+            other.hold.set()
+    assert (await task)[0] == 200
+    await session.close(harness_exited=False)
+    assert session.policy_failed is None
+
+
 async def test_a_session_that_closes_on_a_hung_replica_is_told_so_though_others_answer(
     rig: Rig, stubs: list[StubUpstream]
 ) -> None:
