@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from openforge.proxy import wire
@@ -105,11 +104,16 @@ class Wait:
     Attributes:
         begun, ended: time.monotonic(); `ended` is None while the call is asked.
         trouble: what the latest try failed with, None while none did.
+        lost: seconds that went by before the latest try.
     """
 
     begun: float
     ended: float | None = None
     trouble: str | None = None
+    lost: float = 0.0
+
+    def failed(self, why: str) -> None:
+        self.trouble, self.lost = why, time.monotonic() - self.begun
 
 
 @dataclass
@@ -220,7 +224,11 @@ class Session:
         wait = self._waits[call] = Wait(begun)
         try:
             answer = await self.upstream.complete(
-                body, self.deadline, self.config.context_window, partial(setattr, wait, "trouble")
+                body,
+                self.deadline,
+                self.config.context_window,
+                wait.failed,
+                self.config.episode_id,
             )
             self.refuse_if_closed()
             self._answered(wait)
@@ -249,8 +257,7 @@ class Session:
 
     def _answered(self, wait: Wait) -> None:
         """The policy answers: what was given up before had other reasons, but the time lost to failures is lost."""
-        if wait.trouble is not None:
-            self._outage += time.monotonic() - wait.begun
+        self._outage += wait.lost
         self._waits = {call: w for call, w in self._waits.items() if w.ended is None}
 
     def _count(self, answer: Answer) -> None:
@@ -335,12 +342,12 @@ class Session:
         for wait in self._waits.values():
             if wait.trouble is not None:
                 return f"the policy server was failing at the end: {wait.trouble}"
-        up = self.upstream
+        up, episode = self.upstream, self.config.episode_id
         if not harness_exited and self._outage >= up.patience:
             return f"the policy server was failing for {self._outage:.0f} s of the agent's time"
         # One that hangs takes the connection and says nothing; a slow one answers others, or at least one token.
-        waited = [(w.ended or time.monotonic()) - max(w.begun, up.answered) for w in self._waits.values()]
-        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model)) is not None:
+        waited = [(w.ended or time.monotonic()) - max(w.begun, up.heard(episode)) for w in self._waits.values()]
+        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model, episode)) is not None:
             return f"the policy server left a call without an answer for {max(waited):.0f} s: {told}"
         return None
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from aiohttp import web
-from proxy_rig import Rig, chat, error_code, events
+from proxy_rig import Rig, assemble, chat, error_code
 from proxy_stub import Json, StubUpstream, completion, recorded
 
 RESENT = {"x-stainless-retry-count": "1"}
@@ -188,7 +188,7 @@ async def test_a_slow_answer_is_no_failure(rig: Rig) -> None:
         await asyncio.sleep(0)
     (wait,) = other._waits.values()
     wait.begun -= 0.2
-    other.upstream.patience, other.upstream.answered = 0.1, time.monotonic()
+    other.upstream.patience, other.upstream.replicas[0].answered = 0.1, time.monotonic()
     await other.close(harness_exited=False)
     await task
     assert other.policy_failed is None and len(rig.stub.bodies) == 3
@@ -406,7 +406,7 @@ async def test_late_stream_keeps_alive_then_answers(rig: Rig) -> None:
         assert await r.content.readline() == b": keep-alive\n"
         rig.stub.hold.set()
         raw = await r.read()
-    assert events(raw.lstrip())[0]["choices"][0]["delta"]["content"] == "ok 1"
+    assert assemble(raw.lstrip())["message"] == {"role": "assistant", "content": "ok 1"}
     assert session.state()["turns"] == 1
 
 
