@@ -149,8 +149,10 @@ def text_part(value: str) -> Json:
 
 
 def image_part(url: Any, where: str) -> Json:
-    if not isinstance(url, str) or not url.startswith(("data:", "http://", "https://")):
-        raise bad(f"{where} must be an image as a data: or http(s): URL")
+    """An image by its data. The policy server would fetch any other address on the agent's behalf, out of its sandbox
+    and into whatever net that server stands in."""
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise bad(f"{where} must be an image as a data: URL; an image elsewhere is not fetched")
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -59,7 +59,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-URL = {"type": "image_url", "image_url": {"url": "https://x/y.png", "detail": "low"}}
+URL = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlh", "detail": "low"}}
 CHAT = {
     "model": "m",
     "messages": [
@@ -129,7 +129,7 @@ MESSAGES = {
                         {"type": "tool_reference", "tool_name": "late"},
                     ],
                 },
-                {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+                {"type": "image", "source": {"type": "url", "url": "data:image/gif;base64,R0lGODlh"}},
             ],
         },
     ],

@@ -47,7 +47,7 @@ def test_claudes_history_is_chat_messages() -> None:
             {"type": "tool_result", "tool_use_id": "t1", "content": [text("a.txt"), text("b.txt")]},
             {"type": "tool_result", "tool_use_id": "t2", "content": [text("seen"), image], "is_error": True},
             text("and now?"),
-            {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+            {"type": "image", "source": {"type": "url", "url": "data:image/gif;base64,R0lGODlh"}},
         ],
         system=[text("x-anthropic-billing-header: cc_version=2; cch=0af;"), text("You are."), text("\nBe brief.")],
         max_tokens=32000,
@@ -82,7 +82,7 @@ def test_claudes_history_is_chat_messages() -> None:
             "role": "user",
             "content": [
                 {"type": "text", "text": "and now?"},
-                {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+                {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlh"}},
             ],
         },
     ]
@@ -181,6 +181,7 @@ def test_an_output_format_is_chats_response_format() -> None:
         (asked(3), "messages[0].content must be a list of objects"),
         (asked([{"type": "text", "text": 1}]), "messages[0].content[0].text is 1"),
         (asked([{"type": "document", "source": {}}]), "messages[0].content[0] is a document"),
+        (asked([{"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/"}}]), "elsewhere is not fetched"),
         (asked([{"type": "image", "source": {"type": "file", "file_id": "f"}}]), "must be an image as"),
         (asked("a", [{"type": "tool_use", "name": 1, "input": {}}]), "messages[1].content[0]: the tool's name is 1"),
         (asked("a", system=4), "system must be a list of objects"),
