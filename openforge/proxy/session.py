@@ -220,7 +220,11 @@ class Session:
         wait = self._waits[call] = Wait(begun)
         try:
             answer = await self.upstream.complete(
-                body, self.deadline, self.config.context_window, partial(setattr, wait, "trouble")
+                body,
+                self.deadline,
+                self.config.context_window,
+                partial(setattr, wait, "trouble"),
+                self.config.episode_id,
             )
             self.refuse_if_closed()
             self._answered(wait)
@@ -335,12 +339,12 @@ class Session:
         for wait in self._waits.values():
             if wait.trouble is not None:
                 return f"the policy server was failing at the end: {wait.trouble}"
-        up = self.upstream
+        up, episode = self.upstream, self.config.episode_id
         if not harness_exited and self._outage >= up.patience:
             return f"the policy server was failing for {self._outage:.0f} s of the agent's time"
         # One that hangs takes the connection and says nothing; a slow one answers others, or at least one token.
-        waited = [(w.ended or time.monotonic()) - max(w.begun, up.answered) for w in self._waits.values()]
-        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model)) is not None:
+        waited = [(w.ended or time.monotonic()) - max(w.begun, up.heard(episode)) for w in self._waits.values()]
+        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model, episode)) is not None:
             return f"the policy server left a call without an answer for {max(waited):.0f} s: {told}"
         return None
 
