@@ -2,9 +2,9 @@
 
     python benchmarks/proxy.py --json out.json [--quick] [--only cpu latency disk sessions memory kills lineage]
 
-The policy server is a stub (benchmarks/proxy_load.py) that answers at once with token ids and logprobs; 8 KB of history,
-64 sampled tokens. `cpu_ms` is the proxy process's own CPU time a call, the median of several rounds, which other load on
-the machine hardly blurs. --quick does a twentieth of the work.
+The policy server is a stub (benchmarks/proxy_load.py) that answers at once with token ids and logprobs; 8 KB of
+history, 64 sampled tokens. `cpu_ms` is the proxy process's own CPU time a call, the median of several rounds, which
+other load on the machine hardly blurs. --quick does a twentieth of the work.
 """
 
 from __future__ import annotations
@@ -182,26 +182,24 @@ async def memory(upstream: int, share: float) -> Json:
 
 
 async def kills(upstream: int, share: float) -> Json:
-    lost = doubled = answers = 0
+    total: Counter[str] = Counter()
     rounds = max(2, int(10 * share))
     for n in range(rounds):
         async with Bench.started(upstream) as b:
-            paths = await b.open([f"e{i}" for i in range(64)])
-            whole: list[str] = []
-            load = b.load(
-                paths, broken=True, bodies=lambda raw, whole=whole: whole.append(json.loads(raw)["choices"][0]["message"]["content"])
-            )
+            answers: list[bytes] = []
+            load = b.load(await b.open([f"e{i}" for i in range(64)]), broken=True, bodies=answers.append)
             task = asyncio.create_task(load.load())
             enough = 64 + random.Random(n).randrange(int(3000 * max(share, 0.1)))
-            while len(whole) < enough:
+            while len(answers) < enough:
                 await asyncio.sleep(0.001)
             os.kill(b.proxy.pid, signal.SIGKILL)
             await task
+            whole = [json.loads(raw)["choices"][0]["message"]["content"] for raw in answers]
             on_disk = Counter(r["response"]["content"] for r in journal.read(b.folder) if r["record"] == "call")
-            lost += sum(1 for text in whole if not on_disk[text])
-            doubled += sum(1 for times in on_disk.values() if times > 1)
-            answers += len(whole)
-    return {"kills": {"rounds": rounds, "answers": answers, "lost": lost, "doubled": doubled}}
+            total["answers"] += len(whole)
+            total["lost"] += sum(not on_disk[text] for text in whole)
+            total["doubled"] += sum(times > 1 for times in on_disk.values())
+    return {"kills": {"rounds": rounds, **{k: total[k] for k in ("answers", "lost", "doubled")}}}
 
 
 # ---- lineage -----------------------------------------------------------------------------------
@@ -268,8 +266,7 @@ async def rows(_upstream: int, share: float) -> Json:
         counts.add(len(merged))
     del calls, merged
     tracemalloc.start()
-    calls, _ = lineage.call_rows(records)
-    merged, _ = merge(calls)
+    merge(lineage.call_rows(records)[0])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     (found,) = counts

@@ -2,8 +2,8 @@
 
     python benchmarks/proxy_load.py --response 64        serves until its stdin ends; prints its port
 
-The conversation is the same for all: a history that grows from 6 to 10 KB of JSON over `TURNS` calls. The stub answers at
-once in vLLM's shape; its prompt ids are a function of how many messages it is sent, and each prompt extends the one
+The conversation is the same for all: a history that grows from 6 to 10 KB of JSON over `TURNS` calls. The stub answers
+at once in vLLM's shape; its prompt ids are a function of how many messages it is sent, and each prompt extends the one
 before and its response. Every answer has a number of its own in its text.
 """
 
@@ -38,7 +38,10 @@ def messages(turn: int) -> list[dict[str, Any]]:
     made = [{"role": "system", "content": "You are an agent. " + words(piece)}]
     for i in range(3 + turn):
         size = piece if i < 3 else TURN_BYTES // 2 - 32
-        made += [{"role": "user", "content": f"{i} {words(size)}"}, {"role": "assistant", "content": f"{i} {words(size)}"}]
+        made += [
+            {"role": "user", "content": f"{i} {words(size)}"},
+            {"role": "assistant", "content": f"{i} {words(size)}"},
+        ]
     return [*made, {"role": "user", "content": f"go on {turn}"}]
 
 
