@@ -118,6 +118,15 @@ class Gate:
             return refused(e, dialect)
         except web.HTTPRequestEntityTooLarge:
             return refused(Refusal(413, "request_too_large", f"the request body is over {BODY_MOST} bytes"), dialect)
+        except web.RequestPayloadError as e:
+            response = refused(bad(f"the request body cannot be read: {' '.join(str(e).split())}"), dialect)
+            response.force_close()
+            with suppress(ConnectionError):
+                await response.prepare(request)
+                await response.write_eof()
+            # aiohttp would read on where it cannot.
+            request.protocol.force_close()
+            return response
         except RecursionError:
             return refused(bad("the request body is nested too deeply"), dialect)
 
@@ -229,7 +238,7 @@ async def prompt_tokens(request: web.BaseRequest, session: Session) -> int:
     body = wire.payload(up.api, asked, config.model, config.sampling, 1)
     deadline = min(session.deadline, time.monotonic() + COUNT_SECONDS)
     try:
-        answer = await up.complete(body, deadline, config.context_window, lambda _: None)
+        answer = await up.complete(body, deadline, config.context_window, lambda _: None, config.episode_id)
     except PolicyFailed as e:
         raise Refusal(503, "policy_failed", str(e)) from None
     session.refuse_if_closed()
