@@ -19,6 +19,7 @@ import aiohttp
 
 from openforge.proxy.calls import Json
 from openforge.proxy.control import door_of
+from openforge.proxy.journal import whole
 from openforge.proxy.public import IP, PORT, Public
 from openforge.proxy.wire import Api
 
@@ -40,7 +41,7 @@ class Summary:
         prompt_tokens, response_tokens: sums over `calls`; None where an answer came without usage.
         budget_exhausted: a limit of turns or tokens was refused or cut an answer.
         policy_failed: why the policy server gave no answer; None if it always did.
-        records: the session's journal records, for `lineage.call_rows`.
+        stored: the session's journal records as they are stored; see `records`.
     """
 
     calls: int
@@ -49,7 +50,13 @@ class Summary:
     response_tokens: int | None
     budget_exhausted: bool
     policy_failed: str | None
-    records: list[Json]
+    stored: list[Json]
+
+    @property
+    def records(self) -> list[Json]:
+        """The session's whole records, for `lineage.call_rows`. Made anew each time: of a long episode they are many
+        times what is stored."""
+        return whole(self.stored)
 
 
 class Proxy:
@@ -110,7 +117,7 @@ class Proxy:
     async def close_session(self, episode_id: str, harness_exited: bool) -> Summary:
         """Seal a session. `harness_exited`: by itself, whatever its exit code; not when we killed it."""
         got = await self._ask("POST", f"/sessions/{episode_id}/close", {"harness_exited": harness_exited})
-        return Summary(**{k: got[k] for k in Summary.__dataclass_fields__})
+        return Summary(stored=got.pop("records"), **{k: got[k] for k in Summary.__dataclass_fields__ if k in got})
 
     async def session(self, episode_id: str) -> Json:
         """Figures of a session so far: the keys of Summary without records, and `closed`."""

@@ -16,10 +16,11 @@ from aiohttp import web
 
 from openforge.proxy import opening
 from openforge.proxy.calls import Json
-from openforge.proxy.journal import Journal, JournalError
+from openforge.proxy.journal import Journal, JournalError, whole
 from openforge.proxy.lineage import call_rows
+from openforge.proxy.opening import Config
 from openforge.proxy.server import Gate
-from openforge.proxy.session import Config, Session
+from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Control:
     async def _calls(self, session: Session) -> web.Response:
         """The session's rows of the calls table so far. Their lineage may take a while: not on the event loop."""
         records = json.loads(session.summary())["records"]
-        rows, _ = await asyncio.to_thread(call_rows, records)
+        rows, _ = await asyncio.to_thread(lambda: call_rows(whole(records)))
         return web.json_response(rows, dumps=partial(json.dumps, default=str))
 
     async def _close(self, session: Session, body: Json) -> web.Response:

@@ -18,6 +18,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
+from openforge.proxy.fastjson import loads
 
 # Larger than any window, and small enough for every decoder of JSON.
 _INT_MOST = 2**31 - 1
@@ -59,7 +60,7 @@ def bad(message: str) -> Refusal:
 def read_body(raw: bytes) -> Json:
     """The request's JSON object, in text that a tokenizer takes."""
     try:
-        body = json.loads(raw)
+        body = loads(raw)
         if any(mark in raw for mark in _MAY_BE_SURROGATES):
             body = _well_formed(body)
     except ValueError as e:

@@ -272,8 +272,9 @@ async def send(
 
 def flush_whole(request: web.BaseRequest) -> None:
     """Let a write wait until the kernel has every byte: only then is an answer `sent`."""
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(0)
+    if (transport := request.transport) is not None:
+        # A TLS transport holds back at the limit and not above it: at 0 also when it has nothing left.
+        transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
 
 
 def mark_sent(session: Session, calls: Sequence[Call]) -> None:

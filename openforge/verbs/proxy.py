@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import math
 import os
@@ -60,6 +59,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import uvloop
+
     from openforge.policy.server import ServerError
     from openforge.proxy.control import Refused
     from openforge.proxy.journal import JournalError
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         settings = _settings(args)
-        asyncio.run(serve(settings, ready))
+        uvloop.run(serve(settings, ready))
     except KeyboardInterrupt:
         print("ended before it listened", flush=True)
         return 130

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from openforge.proxy.journal import JournalError, by_episode, read
+from openforge.proxy.journal import JournalError, stored, whole
 from openforge.proxy.lineage import call_rows
 from openforge.store import Reader, StoreError
 from openforge.tables import TABLES
@@ -28,16 +28,16 @@ def query(folder: Path, sql: str) -> pa.Table:
 
 
 def _rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    try:
-        records = read(folder)
-    except JournalError as e:
-        raise StoreError(str(e)) from None
-    if not records:
-        raise StoreError(f"{folder} holds no journal of a recording proxy, or one without a session")
     calls: list[dict[str, Any]] = []
     blobs: dict[str, dict[str, Any]] = {}
-    for episode in by_episode(records).values():
-        rows, named = call_rows(episode)
-        calls += rows
-        blobs |= {b["sha256"]: b for b in named}
+    try:
+        episodes = stored(folder)
+        for episode in episodes.values():
+            rows, named = call_rows(whole(episode))
+            calls += rows
+            blobs |= {b["sha256"]: b for b in named}
+    except JournalError as e:
+        raise StoreError(str(e)) from None
+    if not episodes:
+        raise StoreError(f"{folder} holds no journal of a recording proxy, or one without a session")
     return calls, list(blobs.values())
