@@ -205,7 +205,8 @@ def template_roles(messages: list[Json]) -> list[Json]:
     stays so.
     """
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    told = without_billing("\n\n".join(joined(m["content"], "\n") for m in messages[:n]))
+    texts = [joined(m["content"], "\n") for m in messages[:n]]
+    told = without_billing("\n\n".join(texts)) if any(texts) else ""
     head: list[Json] = [{"role": "system", "content": told}] if told else []
     found = head + [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[n:]]
     if not found:
