@@ -263,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")
     verb.add_argument("--task", metavar="DIR", help="a task folder in ClawEval's format; with --run a task's id")
     verb.add_argument("--run", metavar="RUN", help="run whose task or episode it is")
-    verb.add_argument("--harness", metavar="H", help="mini_swe_agent or pi")
+    verb.add_argument("--harness", metavar="H", help="name of a harness (docs/harnesses.md)")
     verb.add_argument("--harness-config", metavar="FILE", help="mini_swe_agent's YAML")
     verb.add_argument("--model", metavar="M", help="model folder, bundled name, hub id@revision, RUN@k, or a URL")
     verb.add_argument("--config", metavar="RUN", help="take what is not given here from config/RUN.yaml")

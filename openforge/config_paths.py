@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openforge import environments
-from openforge.config import ConfigError, EvalConfig, RunConfig, Tasks
+from openforge.config import ConfigError, EvalConfig, Harness, RunConfig, Tasks
 from openforge.policy.prepare import BUNDLED, ModelError, check_folder
 from openforge.tables import write_beside
 from openforge.tasks import GENERATED, SOURCES, TasksError, layout
@@ -80,12 +80,18 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
-    yield "harness.config", config.harness.config
+    yield from _harness_files("harness", config.harness)
     yield "server.chat_template", config.server.chat_template
     for i, cell in enumerate(config.cells):
-        yield f"cells[{i}].harness.config", cell.harness.config
+        yield from _harness_files(f"cells[{i}].harness", cell.harness)
         if cell.server is not None:
             yield f"cells[{i}].server.chat_template", cell.server.chat_template
+
+
+def _harness_files(key: str, harness: Harness) -> Iterator[tuple[str, str | None]]:
+    yield f"{key}.config", harness.config
+    yield f"{key}.instructions", harness.instructions
+    yield f"{key}.binary", harness.binary
 
 
 def _splits(label: str, config: RunConfig | EvalConfig) -> None:

@@ -93,6 +93,7 @@ class Harness(ABC):
 
     Attributes:
         software: its environment below envs/ and .software/.
+        built: whether that environment is built from pins; else whoever uses it brings the program.
         dialect: the wire format it speaks to the proxy.
         cannot: what it cannot do, one sentence each.
         constants: environment variables that are the same in every episode.
@@ -103,6 +104,7 @@ class Harness(ABC):
     name: ClassVar[str]
     version: ClassVar[str]
     software: ClassVar[str]
+    built: ClassVar[bool] = True
     dialect: ClassVar[str]
     cannot: ClassVar[tuple[str, ...]]
     constants: ClassVar[dict[str, str]]
@@ -153,10 +155,7 @@ class Harness(ABC):
     def binds(self, root: Path | None = None) -> list[Bind]:
         """What a sandbox must show read-only: the environment, and the Python it and verifiers run on."""
         software.python_of(self.software, root or self.root)
-        pythons = {Path(sys.base_prefix), base_python(self.folder)}
-        # The host's /usr is the sandbox's own.
-        extra = [p for p in sorted(pythons) if not p.is_relative_to("/usr")]
-        return [Bind(self.folder.resolve(), str(self.folder)), *(Bind(p.resolve(), str(p)) for p in extra)]
+        return [Bind(self.folder.resolve(), str(self.folder)), *python_binds(base_python(self.folder))]
 
     async def place(self, sandbox: Sandbox) -> str:
         """Check the version inside a sandbox, once a job; returns it.
@@ -252,6 +251,12 @@ async def upload_all(sandbox: Sandbox, files: Sequence[tuple[str, bytes, int]]) 
         await sandbox.upload_content(data, remote, mode)
 
 
+def python_binds(*more: Path) -> list[Bind]:
+    """The Python that verifiers run on and `more`, where they stand outside the host's /usr, which is the sandbox's."""
+    pythons = sorted({Path(sys.base_prefix), *more})
+    return [Bind(p.resolve(), str(p)) for p in pythons if not p.is_relative_to("/usr")]
+
+
 def base_python(venv: Path) -> Path:
     """The folder of the Python that a virtual environment stands on."""
     for line in (venv / "pyvenv.cfg").read_text().splitlines():
@@ -273,6 +278,52 @@ def failed(name: str, ended: Ended) -> str | None:
         return None
     lines = ended.log.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
     return f"{name} exited with code {ended.exit_code}: {lines[-1][-300:]}"
+
+
+def option_file(ctx: Context, key: str) -> bytes | None:
+    """The file that an option names, a path from the project's root; None without the option.
+
+    Raises:
+        HarnessError: there is no such file.
+    """
+    if ctx.options.get(key) is None:
+        return None
+    path = ctx.root / str(ctx.options[key])
+    if not path.is_file():
+        raise HarnessError(f"harness.{key}: {path} does not exist; it must be a file")
+    return path.read_bytes()
+
+
+def toml(top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """A TOML file of strings, numbers and truth values: `top`, then each section by its dotted name."""
+
+    def lines(values: Mapping[str, Any]) -> str:
+        # What JSON writes for these types is TOML too.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+    return "\n".join([lines(top), *(f"[{name}]\n{lines(values)}" for name, values in sections.items())]).encode()
+
+
+def events(log: bytes) -> list[dict[str, Any]]:
+    """The JSON objects that a harness printed, one a line; a first line cut by the log's cap is skipped."""
+    found = (parsed(line) for line in log.splitlines() if line.startswith(b"{"))
+    return [e for e in found if isinstance(e, dict)]
+
+
+def result_output(name: str, ended: Ended) -> Output:
+    """Read the end from the events of `--output-format stream-json`, which Claude Code and Qwen Code share."""
+    told = events(ended.log)
+    said = [e["message"] for e in told if e.get("type") == "assistant" and isinstance(e.get("message"), dict)]
+    answer = last_assistant(said)
+    result: dict[str, Any] = next((e for e in reversed(told) if e.get("type") == "result"), {})
+    if result.get("subtype") == "error_max_turns":
+        return Output(None, answer)  # at its own limit it has completed
+    if result.get("is_error"):
+        # The last message is then the harness's own, on its error.
+        error = result.get("error")
+        why = error.get("message") if isinstance(error, dict) else None
+        return Output(f"{name} ended with an error: {why or result.get('result') or result.get('subtype')}", None)
+    return Output(failed(name, ended), answer)
 
 
 def last_assistant(messages: Any) -> str | None:

@@ -30,6 +30,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+NAMES = "mini_swe_agent, pi, codex, claude_code, openclaw, opencode, qwen_code, zeroclaw"
 GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random")
 
 
@@ -40,8 +41,8 @@ GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random
         (["--task", "none"], "--task none: there is no such task folder (a task's id needs --run RUN)"),
         (["--task", "config"], "config is no task folder: it holds no task.yaml"),
         (["--task", "bare"], "bare/task.yaml: key 'verifier' is required (a mapping)"),
-        (["--task", "good"], "--harness is needed, one of mini_swe_agent, pi, or --config RUN whose harness is taken"),
-        (["--task", "good", "--harness", "codex"], "there is no harness 'codex'; harnesses: mini_swe_agent, pi"),
+        (["--task", "good"], f"--harness is needed, one of {NAMES}, or --config RUN whose harness is taken"),
+        (["--task", "good", "--harness", "aider"], f"there is no harness 'aider'; harnesses: {NAMES}"),
         (["--task", "good", "--harness", "pi"], "--model is needed, or --config RUN whose model is taken"),
         ([*GOOD, "--harness-config", "none.yaml"], "--harness-config none.yaml: there is no such file"),
         (

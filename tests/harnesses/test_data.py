@@ -75,8 +75,10 @@ def test_pi_end_is_read_from_its_events() -> None:
 
 
 def test_an_unknown_harness_is_named_with_those_that_exist() -> None:
-    with pytest.raises(harnesses.HarnessError, match="'codex'; harnesses: mini_swe_agent, pi"):
-        harnesses.get("codex")
+    with pytest.raises(
+        harnesses.HarnessError, match="'aider'; harnesses: mini_swe_agent, pi, codex, claude_code, openclaw"
+    ):
+        harnesses.get("aider")
 
 
 @pytest.mark.parametrize("name", ["mini_swe_agent", "pi"])
