@@ -184,6 +184,7 @@ def answer(raw: bytes, ids: bool = True) -> Answer:
         prompt_token_ids=body.get("prompt_token_ids") if ids else None,
         response_token_ids=choice.get("token_ids") if ids else None,
         logprobs=logprobs if ids else None,
+        stop_reason=choice.get("stop_reason"),
     )
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from aiohttp import web
-from proxy_rig import Rig, chat, error_code, events
+from proxy_rig import Rig, assemble, chat, error_code
 from proxy_stub import Json, StubUpstream, completion, recorded
 
 RESENT = {"x-stainless-retry-count": "1"}
@@ -406,7 +406,7 @@ async def test_late_stream_keeps_alive_then_answers(rig: Rig) -> None:
         assert await r.content.readline() == b": keep-alive\n"
         rig.stub.hold.set()
         raw = await r.read()
-    assert events(raw.lstrip())[0]["choices"][0]["delta"]["content"] == "ok 1"
+    assert assemble(raw.lstrip())["message"] == {"role": "assistant", "content": "ok 1"}
     assert session.state()["turns"] == 1
 
 
