@@ -326,6 +326,8 @@ def _input(arguments: Any) -> Json:
         return {}
     try:
         given = json.loads(raw)
+        # NaN and Infinity are no JSON, which no client but Python's would read.
+        json.dumps(given, allow_nan=False)
     except (ValueError, RecursionError):
         given = None
     return given if isinstance(given, dict) else {_UNPARSED: {"raw": raw, "len": len(raw)}}

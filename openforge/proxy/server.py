@@ -113,6 +113,15 @@ class Gate:
             return refused(e, dialect)
         except web.HTTPRequestEntityTooLarge:
             return refused(Refusal(413, "request_too_large", f"the request body is over {BODY_MOST} bytes"), dialect)
+        except web.RequestPayloadError as e:
+            response = refused(bad(f"the request body cannot be read: {' '.join(str(e).split())}"), dialect)
+            response.force_close()
+            with suppress(ConnectionError):
+                await response.prepare(request)
+                await response.write_eof()
+            # aiohttp would read on where it cannot.
+            request.protocol.force_close()
+            return response
         except RecursionError:
             return refused(bad("the request body is nested too deeply"), dialect)
 
