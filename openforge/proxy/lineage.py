@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from openforge.proxy.calls import Json
+from openforge.proxy.side import asks_aside
 from openforge.tables import SAMPLING
 
 QUARANTINE = -1
@@ -222,7 +223,8 @@ def _judge(calls: list[_Call], harness_exited: bool) -> None:
     prompts: dict[bytes, list[_Call]] = {}
     for c in calls:
         c.confirmed = c.contained or (c.sent and harness_exited)
-        c.side = tools and not c.record["tools"] and c.parent is None and not c.contained
+        alone = tools and not c.record["tools"] and c.parent is None and not c.contained
+        c.side = alone or asks_aside(c.record["messages"])
         if not _no_ids(c) and c.ids:
             prompts.setdefault(c.prompt, []).append(c)
     for same in prompts.values():

@@ -25,6 +25,7 @@ from openforge.policy import prepare
 Json = dict[str, Any]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 END = "<|im_end|>"
+ASIDE = "What was asked beside the task."
 BODY_MOST = 1 << 24
 
 
@@ -54,15 +55,15 @@ class Turn:
 
 
 class ScriptedPolicy:
-    """Answers a request that offers tools with the turn after as many as its history holds, others with `side`.
+    """Answers a request of the task with the turn after as many as its history holds, one beside it with `ASIDE`.
 
-    Attributes:
-        bodies: the requests, in order.
+    A request is beside the task if it offers no tools, or if its last message holds the words `aside`. Where a user's
+    message holds ASIDE (a summary in the place of the history), the task goes on with its last turn.
     """
 
-    def __init__(self, script: Sequence[Turn], side: str = "A side answer.") -> None:
-        self.script, self.side = list(script), Turn(side)
-        self.bodies: list[Json] = []
+    def __init__(self, script: Sequence[Turn], aside: str | None = None) -> None:
+        self.script, self.aside = list(script), aside
+        self.asked = 0
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -80,13 +81,21 @@ class ScriptedPolicy:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.bodies.append(body)
-        said = sum(m["role"] == "assistant" for m in body["messages"])
-        if body.get("tools") and said >= len(self.script):
+        self.asked += 1
+        turn = self._turn(body)
+        if turn is None:
             error = {"message": f"the script ends after {len(self.script)} turns", "type": "BadRequestError"}
             return web.json_response({"error": error}, status=400)
-        turn = self.script[said] if body.get("tools") else self.side
-        return web.json_response(completion(body, turn, f"chatcmpl-tool-{len(self.bodies):04d}"))
+        return web.json_response(completion(body, turn, f"chatcmpl-tool-{self.asked:04d}"))
+
+    def _turn(self, body: Json) -> Turn | None:
+        messages = body["messages"]
+        if not body.get("tools") or (self.aside is not None and self.aside in str(messages[-1]["content"])):
+            return Turn(ASIDE)
+        if any(m["role"] == "user" and ASIDE in str(m["content"]) for m in messages):
+            return self.script[-1]
+        said = sum(m["role"] == "assistant" for m in messages)
+        return self.script[said] if said < len(self.script) else None
 
 
 def completion(body: Json, turn: Turn, call_id: str) -> Json:
