@@ -22,7 +22,7 @@ from openforge.eval import policies
 from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
-from openforge.verbs import VerbError, clean, doctor, plan, watch
+from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, watch
 
 USAGE = 2
 
@@ -88,6 +88,12 @@ def run_clean(args: argparse.Namespace) -> int:
 
 
 def run_sql(args: argparse.Namespace) -> int:
+    if (args.run is None) == (args.journal is None):
+        raise CliError("openforge sql takes a run of results/, or --journal DIR for calls recorded without one")
+    if args.journal is not None:
+        store.check_reads(args.query)
+        print(_formatted(recorded.query(args.journal, args.query), args.format), end="")
+        return 0
     results = project_root() / "results"
     _known(args.run, store.runs(results), "results/")
     store.check_reads(args.query)
@@ -246,8 +252,11 @@ def parser() -> argparse.ArgumentParser:
     verb.set_defaults(call=run_clean)
 
     verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
-    verb.add_argument("run", metavar="RUN", help="name of results/RUN")
+    verb.add_argument("run", metavar="RUN", nargs="?", help="name of results/RUN")
     verb.add_argument("query", metavar="QUERY", help="one SQL statement of DuckDB's")
+    verb.add_argument(
+        "--journal", type=Path, metavar="DIR", help="calls and blobs that `openforge proxy` recorded in DIR"
+    )
     style = verb.add_mutually_exclusive_group()
     style.add_argument("--json", dest="format", action="store_const", const="json", help="a list of objects")
     style.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a header")
@@ -275,6 +284,10 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--json", metavar="FILE", help="write the episode with its calls and messages")
     verb.add_argument("--replay", metavar="EPISODE", help="drive an episode of --run again from its record; no model")
     verb.set_defaults(call=run_episode)
+
+    verb = verbs.add_parser("proxy", help="record the calls of any agent, without a run (docs/record-any-agent.md)")
+    proxy.add_arguments(verb)
+    verb.set_defaults(call=proxy.run)
 
     verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")

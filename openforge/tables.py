@@ -426,14 +426,14 @@ def read_rows(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], 
     return rows
 
 
-def write_beside(path: str | os.PathLike[str], text: str | bytes) -> None:
-    """Write a small file beside its target, flush it to disk and rename it."""
+def write_beside(path: str | os.PathLike[str], text: str | bytes, mode: int = 0o666) -> None:
+    """Write a small file beside its target, flush it to disk and rename it; `mode` is less the umask."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     data = text.encode() if isinstance(text, str) else text
     try:
-        with open(beside, "wb") as f:
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())

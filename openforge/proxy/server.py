@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,15 +48,17 @@ class Gate:
     Attributes:
         status_seconds: how long a streamed request's status line waits for the answer.
         alive_seconds: time between keep-alives after that.
+        control: answers what is asked of the port outside of sessions; None refuses it.
     """
 
     status_seconds: float = 10.0
     alive_seconds: float = 5.0
+    control: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
     _runners: dict[str | None, list[web.ServerRunner]] = field(default_factory=dict)
 
     # ---- listeners ------------------------------------------------------------------------------
-    async def listen(self, listener: socket.socket, only: str | None = None) -> None:
+    async def listen(self, listener: socket.socket, only: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         """Serve on a listening socket, for session `only` if one is given, until it is closed."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -76,7 +79,7 @@ class Gate:
         )
         runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
         self._runners.setdefault(only, []).append(runner)
 
     async def release(self, only: str | None) -> None:
@@ -91,6 +94,8 @@ class Gate:
     # ---- requests -------------------------------------------------------------------------------
     async def handle(self, request: web.BaseRequest, only: str | None) -> web.StreamResponse:
         """Answer one request; every refusal is rendered in the dialect's shape."""
+        if self.control is not None and only is None and not request.path.startswith("/s/"):
+            return await self.control(request)
         path = (*request.path.split("/", 3), "", "")[3]
         dialect = dialect_of(request, path)
         try:

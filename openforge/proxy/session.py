@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
 import uuid
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,8 @@ from typing import Any
 
 from openforge.proxy import wire
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
+from openforge.proxy.deltas import Deltas
+from openforge.proxy.fastjson import dumps
 from openforge.proxy.journal import Journal, JournalError
 from openforge.proxy.upstream import PolicyFailed, Upstream
 
@@ -22,6 +24,8 @@ from openforge.proxy.upstream import PolicyFailed, Upstream
 FINAL = 404
 # A shorter secret could be a word of the record itself; the engine's have 32 characters.
 HIDDEN_LEAST = 16
+# Answered calls whose answer is kept for a client that sends its request again. Each sends one at a time, and at once.
+KEPT_ANSWERS = 32
 # What clients expect; others are recorded as told, and shown to the harness as what they amount to.
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "abort")
 
@@ -133,7 +137,9 @@ class Session:
     _running: set[asyncio.Task[Call]] = field(default_factory=set)
     _waits: dict[int, Wait] = field(default_factory=dict)
     _outage: float = 0.0
-    _places: list[tuple[int, int]] = field(default_factory=list)
+    # Offset and length of each record.
+    _places: array[int] = field(default_factory=lambda: array("q"))
+    _deltas: Deltas = field(default_factory=Deltas)
 
     def __post_init__(self) -> None:
         c = self.config
@@ -182,8 +188,17 @@ class Session:
         task = asyncio.create_task(self._generate(call, draw, request, time.time()))
         self._running.add(task)
         task.add_done_callback(self._ended)
+        # Where the key is there already, its place in the order would stay the first one's.
+        self._latest.pop(request.sha256, None)
         self._latest[request.sha256] = generation = Generation(call, draw, task)
+        self._forget()
         return generation
+
+    def _forget(self) -> None:
+        """Drop the oldest answers beyond `KEPT_ANSWERS`; whoever waits for a call has it from `generation`."""
+        for key in list(self._latest)[: max(0, len(self._latest) - KEPT_ANSWERS)]:
+            if self._latest[key].task.done():
+                del self._latest[key]
 
     def _ended(self, task: asyncio.Task[Call]) -> None:
         self._running.discard(task)
@@ -197,7 +212,7 @@ class Session:
         if self.policy_failed:
             raise Refusal(FINAL, "policy_failed", "the policy has failed for this episode")
         for limit, used, what in (
-            (turns, len(self.sent | self.open), "turns"),
+            (turns, len(self.sent) + len(self.open), "turns"),
             (tokens, self.response_tokens, "tokens"),
         ):
             if limit is not None and used is not None and used >= limit:
@@ -220,13 +235,16 @@ class Session:
         wait = self._waits[call] = Wait(begun)
         try:
             answer = await self.upstream.complete(
-                body, self.deadline, self.config.context_window, partial(setattr, wait, "trouble")
+                body,
+                self.deadline,
+                self.config.context_window,
+                partial(setattr, wait, "trouble"),
+                self.config.episode_id,
             )
             self.refuse_if_closed()
             self._answered(wait)
             self._count(answer)
-            latency, sampling = time.monotonic() - begun, {**self.config.sampling, "max_tokens": most}
-            self._record(call, request, arrived, latency, sampling, answer)
+            self._record(call, request, arrived, time.monotonic() - begun, most, answer)
         except (PolicyFailed, JournalError) as e:
             self.policy_failed = self.policy_failed or str(e)
             self._failed(call, arrived, str(e))
@@ -265,8 +283,11 @@ class Session:
 
     # ---- the record -----------------------------------------------------------------------------
     def _record(
-        self, call: int, request: Request, arrived: float, latency: float, sampling: Json, answer: Answer
+        self, call: int, request: Request, arrived: float, latency: float, max_tokens: int, answer: Answer
     ) -> None:
+        """A call's whole record has the request's messages and tools, the answer's ids and logprobs, and what the
+        session was opened with: policy_version, and sampling with this max_tokens."""
+        prompt, response = answer.prompt_token_ids, answer.response_token_ids
         self._write(
             {
                 "record": "call",
@@ -275,20 +296,15 @@ class Session:
                 "model": request.model,
                 "arrived": arrived,
                 "latency": latency,
-                "policy_version": self.config.policy_version,
-                "sampling": sampling,
+                "max_tokens": max_tokens,
                 "asked": {**request.forwarded, "max_tokens": request.max_tokens, "stream": request.stream},
                 "retry": request.retry,
                 "body_sha256": request.sha256,
-                "messages": request.messages,
-                "tools": request.tools,
                 "response": answer.message,
                 "finish_reason": answer.finish_reason,
                 "usage": answer.usage,
-                "prompt_token_ids": answer.prompt_token_ids,
-                "response_token_ids": answer.response_token_ids,
-                "logprobs": answer.logprobs,
-            }
+            },
+            self._deltas.fields(call, request.messages, request.tools, prompt, response, answer.logprobs),
         )
         self.calls += 1
 
@@ -323,6 +339,7 @@ class Session:
             task.cancel()
         self._latest.clear()
         self.open.clear()
+        self._deltas = Deltas()
         end = {"budget_exhausted": self.budget_exhausted, "policy_failed": self.policy_failed}
         self._write({"record": "close", "time": time.time(), "harness_exited": harness_exited, **end})
         await asyncio.gather(*running, return_exceptions=True)
@@ -335,19 +352,19 @@ class Session:
         for wait in self._waits.values():
             if wait.trouble is not None:
                 return f"the policy server was failing at the end: {wait.trouble}"
-        up = self.upstream
+        up, episode = self.upstream, self.config.episode_id
         if not harness_exited and self._outage >= up.patience:
             return f"the policy server was failing for {self._outage:.0f} s of the agent's time"
         # One that hangs takes the connection and says nothing; a slow one answers others, or at least one token.
-        waited = [(w.ended or time.monotonic()) - max(w.begun, up.answered) for w in self._waits.values()]
-        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model)) is not None:
+        waited = [(w.ended or time.monotonic()) - max(w.begun, up.heard(episode)) for w in self._waits.values()]
+        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model, episode)) is not None:
             return f"the policy server left a call without an answer for {max(waited):.0f} s: {told}"
         return None
 
-    def _write(self, record: Json) -> None:
+    def _write(self, record: Json, more: Mapping[str, bytes] | None = None) -> None:
         line = {"record": record["record"], "episode_id": self.config.episode_id, **record}
         secret = self.config.secret
-        self._places.append(self.journal.append(line, hide=secret if len(secret) >= HIDDEN_LEAST else ""))
+        self._places.extend(self.journal.append(line, more, secret if len(secret) >= HIDDEN_LEAST else ""))
 
     def state(self) -> Json:
         """The session's figures so far."""
@@ -363,9 +380,9 @@ class Session:
         }
 
     def summary(self) -> bytes:
-        """`state` and the session's records as JSON, copied from the journal without decoding them."""
-        head = json.dumps(self.state()).encode()
-        return head[:-1] + b', "records": [' + b",".join(self.journal.line(p) for p in self._places) + b"]}"
+        """`state` and the session's stored records as JSON, copied from the journal without decoding them."""
+        lines = map(self.journal.line, zip(self._places[::2], self._places[1::2], strict=True))
+        return dumps(self.state())[:-1] + b',"records":[' + b",".join(lines) + b"]}"
 
 
 def _shown(answer: Answer, request: Request) -> Answer:

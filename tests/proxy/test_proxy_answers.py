@@ -106,7 +106,7 @@ async def test_recorded_answer_reaches_harness_and_record(rig: Rig) -> None:
     ]
     assert b"token_ids" not in raw
     (record,) = rig.records("call")
-    assert record["prompt_token_ids"] == vllm["prompt_token_ids"]
+    assert record["prompt_token_ids"].tolist() == vllm["prompt_token_ids"]
     assert record["response_token_ids"] == choice["token_ids"]
     assert record["logprobs"] == [t["logprob"] for t in choice["logprobs"]["content"]]
     assert (record["finish_reason"], record["policy_version"]) == ("length", "3@abc")

@@ -188,7 +188,7 @@ async def test_a_slow_answer_is_no_failure(rig: Rig) -> None:
         await asyncio.sleep(0)
     (wait,) = other._waits.values()
     wait.begun -= 0.2
-    other.upstream.patience, other.upstream.answered = 0.1, time.monotonic()
+    other.upstream.patience, other.upstream.replicas[0].answered = 0.1, time.monotonic()
     await other.close(harness_exited=False)
     await task
     assert other.policy_failed is None and len(rig.stub.bodies) == 3
