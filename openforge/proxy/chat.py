@@ -109,7 +109,8 @@ def _message(m: Json, where: str) -> Json:
     found = dialect.parts(m.get("content"), f"{where}.content", _part)
     if role == "assistant":
         return _assistant(m, found, where)
-    message: Json = {"role": role, "content": dialect.content_of(found)}
+    content = dialect.result_of(found) if role == "tool" else dialect.content_of(found)
+    message: Json = {"role": role, "content": content}
     if role == "tool" and m.get("tool_call_id") is not None:
         message["tool_call_id"] = dialect.text(m["tool_call_id"], f"{where}.tool_call_id")
     if isinstance(m.get("name"), str):

@@ -146,6 +146,11 @@ def content_of(found: list[Json]) -> str | list[Json]:
     return found
 
 
+def result_of(found: list[Json]) -> str | list[Json]:
+    """A tool's result: one string, as templates take it and vLLM makes it, unless there are images."""
+    return found if any(p["type"] != "text" for p in found) else joined(found, "\n")
+
+
 def joined(content: Any, between: str = "") -> str:
     """The texts of an internal content."""
     if isinstance(content, list):
@@ -180,9 +185,8 @@ def template_roles(messages: list[Json]) -> list[Json]:
     stays so.
     """
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    head = messages[:n]
-    if n > 1:
-        head = [{"role": "system", "content": "\n\n".join(joined(m["content"], "\n") for m in head)}]
+    told = "\n\n".join(joined(m["content"], "\n") for m in messages[:n])
+    head: list[Json] = [{"role": "system", "content": told}] if n else []
     return head + [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[n:]]
 
 

@@ -168,10 +168,7 @@ def _turn(role: str, blocks: list[Json], where: str, deferred: Mapping[str, Json
 def _result(block: Json, where: str, deferred: Mapping[str, Json]) -> Json:
     found = dialect.parts(block.get("content"), f"{where}.content", lambda b, at: _part(b, at, deferred))
     ident = dialect.optional_text(block.get("tool_use_id"), f"{where}.tool_use_id")
-    if all(p["type"] == "text" for p in found):
-        # Templates take a tool's result as a string.
-        return {"role": "tool", "tool_call_id": ident, "content": dialect.joined(found, "\n")}
-    return {"role": "tool", "tool_call_id": ident, "content": found}
+    return {"role": "tool", "tool_call_id": ident, "content": dialect.result_of(found)}
 
 
 def _part(block: Json, where: str, deferred: Mapping[str, Json]) -> Json | None:

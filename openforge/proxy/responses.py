@@ -23,6 +23,9 @@ _FREE = {"type": "object", "properties": {"input": {"type": "string"}}, "require
 # Reasoning that its client keeps as an opaque text.
 _SEAL = "openforge1."
 
+# By a tool's namespace and name, the policy's name for it.
+Names = Mapping[tuple[str | None, str], str]
+
 error = chat.error
 
 
@@ -38,13 +41,14 @@ def parse(raw: bytes, headers: Mapping[str, str]) -> Request:
         if body.get(key):
             raise bad(f"{key} is not offered, for no response is stored; send the whole history as input")
     tools, declared = _tools(body.get("tools"))
+    names = {(d.namespace, d.name): name for name, d in declared.items()}
     include = body.get("include")
     return Request(
         dialect=DIALECT,
         model=str(body.get("model") or ""),
-        messages=_messages(body, {(d.namespace, d.name): name for name, d in declared.items()}),
+        messages=_messages(body, names),
         tools=tools,
-        forwarded=_forwarded(body, tools, declared),
+        forwarded=_forwarded(body, tools, names),
         max_tokens=dialect.count(body, "max_output_tokens"),
         stream=bool(body.get("stream")),
         include_usage=True,
@@ -56,8 +60,8 @@ def parse(raw: bytes, headers: Mapping[str, str]) -> Request:
     )
 
 
-def _forwarded(body: Json, tools: list[Json] | None, declared: Mapping[str, Declared]) -> Json:
-    choice = _tool_choice(body.get("tool_choice"), declared)
+def _forwarded(body: Json, tools: list[Json] | None, names: Names) -> Json:
+    choice = _tool_choice(body.get("tool_choice"), names)
     fields = dialect.choice_fields(choice, tools, body.get("parallel_tool_calls"))
     told = body.get("text")
     form = told.get("format") if isinstance(told, dict) else None
@@ -71,14 +75,12 @@ def _forwarded(body: Json, tools: list[Json] | None, declared: Mapping[str, Decl
     return fields
 
 
-def _tool_choice(choice: Any, declared: Mapping[str, Declared]) -> str | Json | None:
+def _tool_choice(choice: Any, names: Names) -> str | Json | None:
     if choice is None or (isinstance(choice, str) and choice in ("auto", "none", "required")):
         return choice
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(choice, dict) and kind in ("function", "custom"):
-        name = dialect.text(choice.get("name"), "tool_choice.name")
-        theirs = {(d.namespace, d.name): own for own, d in declared.items()}
-        return dialect.named(theirs.get((choice.get("namespace"), name), name))
+        return dialect.named(_own_name(choice, "tool_choice", names))
     if isinstance(choice, dict) and kind == "allowed_tools":
         return "required" if choice.get("mode") == "required" else "auto"
     if isinstance(kind, str):
@@ -122,6 +124,13 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
+def _own_name(named: Json, where: str, names: Names) -> str:
+    """The policy's name of what a harness names by name and namespace."""
+    name = dialect.text(named.get("name"), f"{where}.name")
+    namespace = dialect.optional_text(named.get("namespace"), f"{where}.namespace") or None
+    return names.get((namespace, name)) or (name if namespace is None else flat_name(namespace, name))
+
+
 def _description(tool: Json, where: str) -> str | None:
     """A custom tool's grammar stands with its description: else the policy could not know what to write."""
     told, form = tool.get("description"), tool.get("format")
@@ -132,7 +141,7 @@ def _description(tool: Json, where: str) -> str | None:
 
 
 # ---- items -------------------------------------------------------------------------------------
-def _messages(body: Json, names: Mapping[tuple[str | None, str], str]) -> list[Json]:
+def _messages(body: Json, names: Names) -> list[Json]:
     messages: list[Json] = []
     if instructions := dialect.optional_text(body.get("instructions"), "instructions"):
         messages.append({"role": "system", "content": instructions})
@@ -149,7 +158,7 @@ def _messages(body: Json, names: Mapping[tuple[str | None, str], str]) -> list[J
     return dialect.template_roles(messages)
 
 
-def _item(messages: list[Json], item: Json, where: str, names: Mapping[tuple[str | None, str], str]) -> None:
+def _item(messages: list[Json], item: Json, where: str, names: Names) -> None:
     """Add an item; the reasoning, text and calls of one answer are items of their own, and one message here."""
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
@@ -158,18 +167,14 @@ def _item(messages: list[Json], item: Json, where: str, names: Mapping[tuple[str
         if thought := _thought(item, where):
             _answer(messages, "reasoning", ("content", "tool_calls"))["reasoning"] = thought
     elif kind in ("function_call", "custom_tool_call"):
-        name = dialect.text(item.get("name"), f"{where}.name")
-        space = item.get("namespace")
-        space = space if isinstance(space, str) and space else None
-        own = names.get((space, name)) or (name if space is None else flat_name(space, name))
         free = kind == "custom_tool_call"
         arguments = dumped({"input": item.get("input")}) if free else item.get("arguments")
-        call = dialect.tool_call(item.get("call_id"), own, arguments, where)
+        call = dialect.tool_call(item.get("call_id"), _own_name(item, where, names), arguments, where)
         _answer(messages, None, ()).setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         found = dialect.parts(item.get("output"), f"{where}.output", _part)
         ident = dialect.optional_text(item.get("call_id"), f"{where}.call_id")
-        messages.append({"role": "tool", "tool_call_id": ident, "content": dialect.content_of(found)})
+        messages.append({"role": "tool", "tool_call_id": ident, "content": dialect.result_of(found)})
     elif kind == "item_reference":
         raise bad(f"{where} refers to a stored item; nothing is stored, so send the item itself")
 

@@ -44,66 +44,154 @@ def words(listed: str) -> st.SearchStrategy[str]:
     return st.sampled_from(listed.split())
 
 
-KEYS = words(
-    "model messages input role content type text tools tool_calls tool_choice function name arguments id call_id "
-    "parameters input_schema system instructions max_tokens max_output_tokens max_completion_tokens n stop "
-    "stop_sequences seed stream stream_options include_usage include output thinking reasoning reasoning_content "
-    "summary encrypted_content tool_use_id source media_type data url image_url namespace defer_loading format "
-    "definition logprobs top_logprobs response_format output_config schema disable_parallel_tool_use "
-    "parallel_tool_calls previous_response_id __unparsedToolInput raw tool_name"
-)
 WORDS = words(
-    "user assistant system developer tool function message reasoning function_call function_call_output text "
-    "custom_tool_call custom input_text output_text input_image image image_url tool_use tool_result thinking base64 "
-    "url namespace auto any none required json_schema tool_reference allowed_tools grammar openforge1.aGk= "
-    "data:image/png;base64,aa"
+    "user assistant system developer tool function message reasoning text custom input_text output_text input_image "
+    "image image_url tool_use tool_result thinking base64 url namespace auto any none required json_schema type name "
+    "tool_reference allowed_tools grammar openforge1.aGk= data:image/png;base64,aa content role raw"
 )
 ATOMS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), WORDS, st.sampled_from(["\ud800", ""])
 )
 VALUES = st.recursive(
     ATOMS,
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.one_of(KEYS, WORDS), inner, max_size=6)),
-    max_leaves=25,
-)
-MESSAGES = st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4)
-ITEMS = st.dictionaries(st.sampled_from(["role", "type"]), WORDS, min_size=1)
-SHAPES = st.one_of(
-    VALUES,
-    st.dictionaries(KEYS, VALUES, max_size=8),
-    st.builds(
-        lambda fields, turns, heads: {
-            **fields,
-            "messages": [{**t, **h} for t, h in zip(turns, heads, strict=False)],
-            "input": [{**t, **h} for t, h in zip(turns, heads, strict=False)],
-        },
-        st.dictionaries(KEYS, VALUES, max_size=5),
-        MESSAGES,
-        st.lists(ITEMS, max_size=4),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(WORDS, st.text()), inner, max_size=3)
     ),
+    max_leaves=8,
 )
+URL = {"type": "image_url", "image_url": {"url": "https://x/y.png", "detail": "low"}}
+CHAT = {
+    "model": "m",
+    "messages": [
+        {"role": "developer", "content": [{"type": "text", "text": "rules"}]},
+        {"role": "user", "name": "u", "content": [{"type": "text", "text": "look"}, URL]},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [tool("bash", "{}")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "bash", "description": "d", "parameters": {}, "strict": True}}],
+    "tool_choice": {"type": "function", "function": {"name": "bash"}},
+    "response_format": {"type": "json_object"},
+    "stream_options": {"include_usage": True},
+} | dict.fromkeys(["n", "seed", "top_logprobs", "max_tokens", "max_completion_tokens", "stop", "logprobs", "stream"])
+RESPONSES = {
+    "model": "m",
+    "instructions": "rules",
+    "input": [
+        {"type": "message", "role": "developer", "content": "more"},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:,"}],
+        },
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "summary": [], "content": [], "encrypted_content": "openforge1.aGk="},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "namespace": "mcp", "name": "add", "arguments": "{}", "call_id": "c1"},
+        {"type": "custom_tool_call", "name": "patch", "input": "x", "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "y"}]},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "z"},
+    ],
+    "tools": [
+        {"type": "custom", "name": "patch", "description": "d", "format": {"syntax": "lark", "definition": "x"}},
+        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
+    ],
+    "tool_choice": {"type": "function", "namespace": "mcp", "name": "add"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+    "include": ["reasoning.encrypted_content"],
+} | dict.fromkeys(["max_output_tokens", "previous_response_id", "background", "parallel_tool_calls", "stream"])
+MESSAGES = {
+    "model": "m",
+    "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "rules"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "look"}]},
+        {"role": "system", "content": "more"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "text", "text": "I look."},
+                {
+                    "type": "tool_use",
+                    "id": "t",
+                    "name": "bash",
+                    "input": {"__unparsedToolInput": {"raw": "x", "len": 1}},
+                },
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [
+                        {"type": "text", "text": "y"},
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}},
+                        {"type": "tool_reference", "tool_name": "late"},
+                    ],
+                },
+                {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+            ],
+        },
+    ],
+    "tools": [
+        {"name": "bash", "description": "d", "input_schema": {}},
+        {"name": "late", "input_schema": {}, "defer_loading": True},
+    ],
+    "tool_choice": {"type": "tool", "name": "bash", "disable_parallel_tool_use": True},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+} | dict.fromkeys(["max_tokens", "stop_sequences", "stream"])
 
 
-@settings(max_examples=300, deadline=None)
-@given(shape=SHAPES)
-def test_any_json_is_a_request_or_a_refusal(shape: Any) -> None:
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where in a JSON value another could stand."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(p for k, v in inner for p in places(v, (*at, k)))]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, body: Json) -> Any:
+    """A request that uses all of a dialect, with other values at up to three places."""
+    whole: Any = json.loads(json.dumps(body))
+    for _ in range(draw(st.integers(0, 3))):
+        *above, last = draw(st.sampled_from(places(whole)[1:]))
+        holder = whole
+        for key in above:
+            holder = holder[key]
+        if isinstance(holder, dict) and draw(st.booleans()):
+            del holder[last]
+        else:
+            holder[last] = draw(VALUES)
+        if not whole:
+            break
+    return whole
+
+
+BODIES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+
+
+@settings(max_examples=500, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.DIALECT)
+def test_any_json_is_a_request_or_a_refusal(dialect: Dialect, data: st.DataObject) -> None:
+    shape = data.draw(st.one_of(damaged(BODIES[dialect.DIALECT]), damaged(BODIES[dialect.DIALECT]), VALUES))
     raw = json.dumps(shape).encode()
-    for dialect in ALL:
-        try:
-            request = dialect.parse(raw, {"x-stainless-retry-count": "9" * 5000})
-        except Refusal as e:
-            assert (e.status, e.code) == (400, "invalid_request") and e.message
-            assert "error" in json.loads(dialect.error(e))
-            continue
-        # What was read can be asked, recorded and answered.
-        json.dumps([request.messages, request.tools, request.forwarded])
-        assert request.messages and request.retry == 0
-        assert all(m["role"] in ("user", "assistant", "tool") for m in request.messages[1:])
-        assert all(isinstance(t["function"]["name"], str) for t in request.tools or ())
-        assert 1 <= request.n <= 128
-        call = answered({"content": "x"})
-        json.loads(dialect.render([call], request))
-        assert dialect.stream([call], request).endswith(b"\n\n")
+    try:
+        request = dialect.parse(raw, {"x-stainless-retry-count": "9" * 5000})
+    except Refusal as e:
+        assert (e.status, e.code) == (400, "invalid_request") and e.message
+        assert "error" in json.loads(dialect.error(e))
+        assert shape != BODIES[dialect.DIALECT]
+        return
+    # What was read can be asked, recorded and answered.
+    json.dumps([request.messages, request.tools, request.forwarded])
+    assert request.messages and request.retry == 0
+    assert all(m["role"] in ("user", "assistant", "tool") for m in request.messages[1:])
+    assert all(isinstance(t["function"]["name"], str) for t in request.tools or ())
+    assert 1 <= request.n <= 128
+    assert recognised(request.messages, {"role": "assistant", "content": "x"}, request.messages) is False
+    call = answered({"content": "x", "tool_calls": [tool(n, "{") for n in ("bash", *request.declared)]})
+    json.loads(dialect.render([call], request))
+    assert dialect.stream([call], request).endswith(b"\n\n")
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.DIALECT)

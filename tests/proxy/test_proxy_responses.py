@@ -41,7 +41,11 @@ def test_codex_history_is_chat_messages() -> None:
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
             {"type": "function_call", "name": "shell", "arguments": '{"cmd":"ls"}', "call_id": "c1"},
             {"type": "function_call", "name": "shell", "arguments": '{"cmd":"pwd"}', "call_id": "c2"},
-            {"type": "function_call_output", "call_id": "c1", "output": "a.txt"},
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [{"type": "input_text", "text": "a.txt"}, {"type": "input_text", "text": "b.txt"}],
+            },
             {
                 "type": "function_call_output",
                 "call_id": "c2",
@@ -65,7 +69,7 @@ def test_codex_history_is_chat_messages() -> None:
             "reasoning": "hm",
             "tool_calls": [tool("shell", '{"cmd":"ls"}', "c1"), tool("shell", '{"cmd":"pwd"}', "c2")],
         },
-        {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.txt\nb.txt"},
         {
             "role": "tool",
             "tool_call_id": "c2",
