@@ -214,9 +214,13 @@ class Server(Section):
         default=None,
         description="Attach to an OpenAI-compatible server instead of starting one (evaluation only).",
     )
+    replicas: list[Text] = Field(
+        default=[],
+        description="Endpoint: URLs of further servers of the same model; an episode stays with one that answers.",
+    )
     api: Literal["auto", "vllm", "openai"] = Field(
         default="auto",
-        description="Endpoint: fields it takes; `auto` looks whether vLLM answers, `openai` is any other.",
+        description="Endpoint: fields it takes; `auto` looks whether vLLM or SGLang answers, `openai` is any other.",
     )
     model: str | None = Field(
         default=None, description="Endpoint: model to ask for; needed where it lists several and none is `policy`."

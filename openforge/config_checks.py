@@ -25,7 +25,7 @@ _ON_POLICY = {
     "frequency_penalty": 0.0,
 }
 # Keys of `server` that say something about an endpoint only.
-_ENDPOINT = ("api", "model", "api_key_env")
+_ENDPOINT = ("replicas", "api", "model", "api_key_env")
 
 
 def no_endpoint(server: Server, label: str, why: str) -> None:
@@ -55,6 +55,17 @@ def policy(config: EvalConfig, label: str) -> None:
     if "://" not in url:
         no_endpoint(config.server, label, "without an endpoint (server.url, or a URL as policy)")
         return
+    for address in (url, *config.server.replicas):
+        endpoint(address, label)
+    name = config.server.api_key_env
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ConfigError(
+            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
+        )
+
+
+def endpoint(url: str, label: str) -> None:
+    """Refuse an endpoint's URL that is none, or that would show a secret."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{label}: the endpoint {url!r} must be http://HOST:PORT/v1 or https://HOST/v1")
@@ -63,11 +74,6 @@ def policy(config: EvalConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: the URL of the endpoint {parts.hostname} must be its address only, without user, password or "
             "query; name the variable that holds its key in server.api_key_env"
-        )
-    name = config.server.api_key_env
-    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
         )
 
 

@@ -178,6 +178,10 @@ def test_an_evaluation_suite_has_its_own_keys(tmp_path):
         ("policy: ftp://h/v1", "the endpoint 'ftp://h/v1' must be http://HOST:PORT/v1"),
         ("server: {model: m}", "key 'server.model' has no effect without an endpoint"),
         ("server: {api: openai}", "key 'server.api' has no effect without an endpoint"),
+        ("server: {replicas: ['http://h/v1']}", "key 'server.replicas' has no effect without an endpoint"),
+        ("policy: http://h/v1\nserver: {replicas: ['h:8000']}", "the endpoint 'h:8000' must be http://HOST:PORT/v1"),
+        ("policy: http://h/v1\nserver: {replicas: http://i/v1}", "key 'server.replicas'"),
+        ("cells: [{name: a, server: {replicas: ['http://h']}}]", "'cells[0].server.replicas' has no effect: all cells"),
         ("policy: demo@3\nserver: {api_key_env: K}", "key 'server.api_key_env' has no effect without an endpoint"),
         ("server: {url: 'http://h/v1', dtype: float32}", "key 'server.dtype' has no effect while server.url is"),
         ("cells: [{name: a, server: {url: 'http://h/v1'}}]", "key 'cells[0].server.url' has no effect: all cells"),
@@ -199,6 +203,7 @@ def test_what_an_evaluation_cannot_mean_is_a_sentence(tmp_path, text, sentence):
         "policy: https://user:sk-canary@h/v1",
         "policy: https://h/v1?key=sk-canary",
         "server: {url: 'https://sk-canary@h/v1'}",
+        "server: {url: 'https://h/v1', replicas: ['https://sk-canary@i/v1']}",
         "server: {url: 'https://h/v1', api_key_env: sk-canary}",
     ],
 )

@@ -45,6 +45,7 @@ class Endpoint:
         context_window: tokens of prompt and response together.
         policy_version: iteration@sha256 of the weights, or none@URL of a foreign endpoint.
         api: the fields that it takes.
+        replicas: base URLs of further servers that answer for it.
         seeded: whether it may be sent seeds: one of ours. A foreign vLLM on CPU dies of one where it prefills in
             chunks.
         link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
@@ -56,6 +57,7 @@ class Endpoint:
     context_window: int
     policy_version: str
     api: wire.Api = "vllm"
+    replicas: tuple[str, ...] = ()
     seeded: bool = False
     link: Link | None = field(default=None, compare=False)
 
@@ -90,7 +92,8 @@ def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> 
     """Someone else's OpenAI-compatible endpoint at `cfg.url`, used as it is.
 
     Raises:
-        ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for.
+        ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for; or a replica serves
+            another model. A replica that cannot be reached may come up later.
     """
     assert cfg.url is not None
     base, key = wire.base_url(cfg.url), api_key(cfg.api_key_env)
@@ -98,7 +101,17 @@ def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> 
     model = model_of(cfg.url, cfg.model, known, progress)
     entry = known.get(model, {})
     api = api_of(entry) if cfg.api == "auto" else cfg.api
-    return Endpoint(base, key, model, window_of(entry) or cfg.max_model_len, version, api)
+    window = window_of(entry) or cfg.max_model_len
+    for url in cfg.replicas:
+        try:
+            others = listed(url, key, cfg.api_key_env, Words("server.replicas"))
+        except ServerError as e:
+            progress(str(e))
+            continue
+        if others and known and model in known and model not in others:
+            raise ServerError(f"server.replicas: {url} does not list {model}, which {cfg.url} serves")
+        window = min(window, window_of(others.get(model, {})) or window)
+    return Endpoint(base, key, model, window, version, api, tuple(map(wire.base_url, cfg.replicas)))
 
 
 def api_of(entry: Mapping[str, Any]) -> wire.Api:

@@ -39,8 +39,11 @@ class Public:
     tls: tuple[Path, Path | None] | None = None
 
 
-def from_environment(env: Mapping[str, str]) -> Public | None:
+def from_environment(env: Mapping[str, str], tls: bool = False) -> Public | None:
     """The address that the variables give; None where none of them is set.
+
+    Args:
+        tls: the proxy speaks TLS by other settings.
 
     Raises:
         PublicError: a variable is missing beside another, or wrong.
@@ -54,19 +57,19 @@ def from_environment(env: Mapping[str, str]) -> Public | None:
             raise PublicError(f"{name} is not set, but {others} is; sandboxes off this host need {IP} and {PORT}")
     if given[KEY] and not given[CERT]:
         raise PublicError(f"{KEY} is set without {CERT}; name the certificate too")
-    scheme = given[SCHEME] or ("https" if given[CERT] else "http")
+    scheme = given[SCHEME] or ("https" if given[CERT] or tls else "http")
     if scheme not in ("http", "https"):
         raise PublicError(f"{SCHEME} is {scheme!r}; it must be http or https")
     address, port = _address(IP, given[IP]), _port(PORT, given[PORT])
     host, colon, own = given[BIND].rpartition(":")
     if given[BIND] and not (colon and host):
         raise PublicError(f"{BIND} is {given[BIND]!r}; it must be HOST:PORT, such as 127.0.0.1:{port}")
-    tls = (Path(given[CERT]), Path(given[KEY]) if given[KEY] else None) if given[CERT] else None
+    files = (Path(given[CERT]), Path(given[KEY]) if given[KEY] else None) if given[CERT] else None
     return Public(
         url=f"{scheme}://{address}:{port}",
         host=_address(BIND, host).strip("[]") if host else "127.0.0.1",
         port=_port(BIND, own) if own else port,
-        tls=tls,
+        tls=files,
     )
 
 

@@ -27,7 +27,8 @@ from collections.abc import Awaitable, Callable
 
 KEY = "OPENFORGE_RELAY_KEY"
 READY = 4  # connections that wait for a client
-WAIT_SECONDS = 10.0  # a client waits so long for one of them
+WAIT_SECONDS = 20.0  # a client waits so long for one of them
+ANSWER_SECONDS = 3.0  # a host that says nothing for so long is gone, whatever TCP thinks
 HELLO_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 GO = b"go\n"
@@ -135,11 +136,12 @@ class Relay:
             async with self._more:
                 await self._more.wait_for(lambda: self._idle)
                 host = self._idle.popleft()
-            if host[0].at_eof() or host[1].is_closing():
-                host[1].close()
-                continue
-            host[1].write(GO)
-            return host
+            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    host[1].write(GO)
+                    if await host[0].readuntil(b"\n") == GO:
+                        return host
+            host[1].close()
 
 
 async def join(relay: tuple[str, int] | str, to: tuple[str, int] | str, key: str) -> None:
@@ -149,27 +151,32 @@ async def join(relay: tuple[str, int] | str, to: tuple[str, int] | str, key: str
 
     async def one() -> None:
         while True:
+            stream: Stream | None = None
             try:
                 stream = await connect(relay)
                 async with asyncio.timeout(HELLO_SECONDS):
                     stream[1].write(proof(key, await stream[0].readuntil(b"\n")))
                 if await stream[0].readline() != GO:
-                    stream[1].close()
                     raise OSError(f"it hung up; is its {KEY} another one?")
                 said.clear()
                 task = asyncio.create_task(carry(stream, to))
                 clients.add(task)
                 task.add_done_callback(clients.discard)
+                stream = None
             except (OSError, ValueError, asyncio.IncompleteReadError) as e:
                 if str(e) not in said:  # not once a second
                     said.add(str(e))
                     print(f"relay: {e or type(e).__name__}; trying again", file=sys.stderr, flush=True)
                 await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                if stream is not None:
+                    stream[1].close()
 
     await asyncio.gather(*(one() for _ in range(READY)))
 
 
 async def carry(stream: Stream, to: tuple[str, int] | str) -> None:
+    stream[1].write(GO)
     try:
         target = await connect(to)
     except OSError as e:

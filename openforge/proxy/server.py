@@ -238,7 +238,7 @@ async def prompt_tokens(request: web.BaseRequest, session: Session) -> int:
     body = wire.payload(up.api, asked, config.model, config.sampling, 1)
     deadline = min(session.deadline, time.monotonic() + COUNT_SECONDS)
     try:
-        answer = await up.complete(body, deadline, config.context_window, lambda _: None)
+        answer = await up.complete(body, deadline, config.context_window, lambda _: None, config.episode_id)
     except PolicyFailed as e:
         raise Refusal(503, "policy_failed", str(e)) from None
     session.refuse_if_closed()

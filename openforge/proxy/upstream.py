@@ -317,7 +317,8 @@ def answer(raw: bytes, ids: bool = True) -> Answer:
         prompt_token_ids=_ids(prompt) if ids else None,
         response_token_ids=_ids(choice.get("token_ids")) if ids else None,
         logprobs=logprobs if ids else None,
-        stop_reason=choice.get("stop_reason"),
+        # SGLang calls it matched_stop.
+        stop_reason=choice.get("stop_reason", choice.get("matched_stop")),
     )
 
 

@@ -104,7 +104,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     told = wire.not_taken(sampling) if api == "openai" else None
     if told is not None:
         raise VerbError(told)
-    outside = public.from_environment(os.environ)
+    outside = public.from_environment(os.environ, tls=args.tls_cert is not None)
     defaults = {
         "sampling": sampling,
         # A session by hand has no end; a call has (--call-seconds).
@@ -190,16 +190,18 @@ def _announce(args: argparse.Namespace, settings: Settings, control: Control) ->
     assert base is not None and defaults is not None
     if settings.tls is None and not is_loopback(f"http://[{args.host}]" if ":" in args.host else f"http://{args.host}"):
         _warn(f"prompts and keys are sent in the clear to whoever reaches {args.host}; see docs/remote-sandboxes.md")
-    window = defaults["context_window"]
-    print(f"recording {settings.model} at {', '.join(settings.upstream)} ({settings.api}, {window} tokens)")
-    key = f"${KEY}" if os.environ.get(KEY, "").strip() else settings.control_key
-    print(f"open a session: POST {base}/sessions with Authorization: Bearer {key}", flush=True)
-    if args.session is None:
-        return
-    session, secret = control.open({"episode_id": args.session} if args.session else {})
-    path = settings.journal / f"{session.config.episode_id}.env"
-    write_beside(path, _exports(control.access(session, secret)), mode=0o600)
-    print(f"session {session.config.episode_id} is open: . {shlex.quote(str(path))}", flush=True)
+    lines = [
+        f"recording {settings.model} at {', '.join(settings.upstream)} ({settings.api}, "
+        f"{defaults['context_window']} tokens)",
+        f"open a session: POST {base}/sessions with Authorization: Bearer "
+        + (f"${KEY}" if os.environ.get(KEY, "").strip() else str(settings.control_key)),
+    ]
+    if args.session is not None:
+        session, secret = control.open({"episode_id": args.session} if args.session else {})
+        path = settings.journal / f"{session.config.episode_id}.env"
+        write_beside(path, _exports(control.access(session, secret)), mode=0o600)
+        lines.append(f"session {session.config.episode_id} is open: . {shlex.quote(str(path))}")
+    print("\n".join(lines), flush=True)
 
 
 def _exports(access: Mapping[str, str]) -> str:
