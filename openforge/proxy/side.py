@@ -1,6 +1,6 @@
 """Requests beside the task that look like the task's own, known by the words that a harness asks them with.
 
-A title or a summary that is asked without tools is told from the task by that alone (`lineage`). Some harnesses send
+A title or a summary that is asked without tools is told from the task by that alone (`trained`). Some harnesses send
 their tools along, so that the provider's prompt cache holds, and append the request to the conversation: by ids it
 extends the task's thread.
 """
@@ -8,9 +8,9 @@ extends the task's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from openforge.proxy.calls import Json
+from openforge.proxy.threads import text_of
 
 #: What is asked, by whom, and words of the last user message; each was recorded from the harness or read in its source.
 SIDE_REQUESTS: tuple[tuple[str, str, str], ...] = (
@@ -25,11 +25,5 @@ def asks_aside(messages: Sequence[Json]) -> bool:
     """Whether the last of these chat messages is a known request beside the task."""
     if not messages or messages[-1].get("role") != "user":
         return False
-    text = _text(messages[-1].get("content"))
+    text = text_of(messages[-1].get("content"))
     return any(words in text for _, _, words in SIDE_REQUESTS)
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(p.get("text", "")) for p in content if isinstance(p, dict))
-    return content if isinstance(content, str) else ""
