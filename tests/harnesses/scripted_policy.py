@@ -59,10 +59,15 @@ class ScriptedPolicy:
 
     A request is beside the task if it offers no tools, or if its last message holds the words `aside`. Where a user's
     message holds ASIDE (a summary in the place of the history), the task goes on with its last turn.
+
+    Attributes:
+        toolless: requests without tools are the task's too.
+        asked: how many requests came.
     """
 
     def __init__(self, script: Sequence[Turn], aside: str | None = None) -> None:
         self.script, self.aside = list(script), aside
+        self.toolless = False
         self.asked = 0
         self.url = ""
         self._runner: web.AppRunner | None = None
@@ -90,7 +95,9 @@ class ScriptedPolicy:
 
     def _turn(self, body: Json) -> Turn | None:
         messages = body["messages"]
-        if not body.get("tools") or (self.aside is not None and self.aside in str(messages[-1]["content"])):
+        if not (body.get("tools") or self.toolless) or (
+            self.aside is not None and self.aside in str(messages[-1]["content"])
+        ):
             return Turn(ASIDE)
         if any(m["role"] == "user" and ASIDE in str(m["content"]) for m in messages):
             return self.script[-1]
