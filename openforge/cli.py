@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from openforge import __version__, config, config_paths, run_lock, store, tables
+from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
 from openforge.environments.claw_eval import folder
 from openforge.eval import policies
 from openforge.rollout import status
@@ -53,6 +53,7 @@ def rendered(root: Path) -> dict[Path, str]:
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
         root / "docs" / "statuses.md": status.markdown(),
+        root / "docs" / "harnesses.md": harnesses.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }
 
@@ -289,7 +290,9 @@ def parser() -> argparse.ArgumentParser:
     proxy.add_arguments(verb)
     verb.set_defaults(call=proxy.run)
 
-    verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
+    verb = verbs.add_parser(
+        "docs", help="render docs/tables.md, config.md, statuses.md and harnesses.md, and config/schema.json"
+    )
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
     verb.set_defaults(call=run_docs)
     return top

@@ -166,12 +166,12 @@ class Harness(Section):
     bare: bool = Field(
         default=False,
         description="The harness's own reduced mode: fewer tools and a shorter prompt.",
-        json_schema_extra=only_if(name=["claude_code", "qwen_code", "openclaw"]),
+        json_schema_extra=only_if(name=["claude_code", "openclaw"]),
     )
     tools: str | None = Field(
         default=None,
-        description="Names of the tools that claude_code offers, separated by commas; all of its own without one.",
-        json_schema_extra=only_if(name="claude_code"),
+        description="Names of the tools that it offers, separated by commas; all of its own without one.",
+        json_schema_extra=only_if(name=["claude_code", "qwen_code"]),
     )
     binary: str | None = Field(
         default=None,

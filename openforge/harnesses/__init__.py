@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openforge.harnesses import listing
 from openforge.harnesses.base import Context, Ended, Harness, HarnessError, Output
 from openforge.harnesses.claude_code import ClaudeCode
 from openforge.harnesses.codex import Codex
@@ -12,7 +13,7 @@ from openforge.harnesses.pi import Pi
 from openforge.harnesses.qwen_code import QwenCode
 from openforge.harnesses.zeroclaw import Zeroclaw
 
-__all__ = ["NAMES", "Context", "Ended", "Harness", "HarnessError", "Output", "get", "software_of"]
+__all__ = ["NAMES", "Context", "Ended", "Harness", "HarnessError", "Output", "get", "markdown", "software_of"]
 
 _ALL: tuple[type[Harness], ...] = (MiniSweAgent, Pi, Codex, ClaudeCode, Openclaw, Opencode, QwenCode, Zeroclaw)
 _KINDS: dict[str, type[Harness]] = {kind.name: kind for kind in _ALL}
@@ -34,3 +35,8 @@ def software_of(name: str) -> list[str]:
     """The software environments that a harness needs; none where its user brings the program."""
     harness = get(name)
     return [harness.software] if harness.built else []
+
+
+def markdown() -> str:
+    """docs/harnesses.md, from the modules."""
+    return listing.markdown(_ALL)

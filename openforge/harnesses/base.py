@@ -88,6 +88,24 @@ class Output:
     answer: str | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One two-turn tool episode against a scripted policy, in a sandbox of two cores.
+
+    Attributes:
+        prompt_tokens: of the first prompt with all tools, by the options set ("" for none), in tokens of SmolLM2 under
+            this project's chat template.
+        cpu_seconds: of the harness and its commands.
+        rss_mb: the largest resident memory of one process.
+        disk_mb: of its software environment.
+    """
+
+    prompt_tokens: Mapping[str, int]
+    cpu_seconds: float
+    rss_mb: int
+    disk_mb: int
+
+
 class Harness(ABC):
     """A harness of one installation (`root`); its modules are data and hold no policy of their own.
 
@@ -96,6 +114,7 @@ class Harness(ABC):
         built: whether that environment is built from pins; else whoever uses it brings the program.
         dialect: the wire format it speaks to the proxy.
         cannot: what it cannot do, one sentence each.
+        measured: None where it was never run.
         constants: environment variables that are the same in every episode.
         record: file below $HOME that it writes its trajectory to, None if it prints it.
         log: new file outside that what it prints goes to as it comes, for whoever watches one episode; else None.
@@ -107,6 +126,7 @@ class Harness(ABC):
     built: ClassVar[bool] = True
     dialect: ClassVar[str]
     cannot: ClassVar[tuple[str, ...]]
+    measured: ClassVar[Measured | None] = None
     constants: ClassVar[dict[str, str]]
     record: ClassVar[str | None] = None
 

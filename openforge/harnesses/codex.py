@@ -11,7 +11,7 @@ _INSTRUCTIONS = ".codex/instructions.md"
 
 
 class Codex(base.Harness):
-    """Options: `instructions`, a file in place of its system prompt of some 7,000 tokens.
+    """Options: `instructions`, a file in place of its system prompt of some 4,000 tokens.
 
     Its turns are bounded by the proxy's budget and its time only.
     """
@@ -24,6 +24,7 @@ class Codex(base.Harness):
         "It has no turn limit of its own.",
         "It speaks no other dialect than responses, streamed.",
     )
+    measured = base.Measured({"": 5172, "instructions": 1363}, cpu_seconds=0.3, rss_mb=145, disk_mb=655)
     constants: ClassVar[dict[str, str]] = {}
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ class Opencode(base.Harness):
         "It has no turn limit of its own.",
         "Its exit code is 0 after errors: they are read from its events.",
     )
+    measured = base.Measured({"": 7619}, cpu_seconds=3.6, rss_mb=636, disk_mb=409)
     constants: ClassVar[dict[str, str]] = {
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",

@@ -22,6 +22,7 @@ class Pi(base.Harness):
         "It has no turn limit of its own.",
         "Its exit code is 0 after errors: they are read from its events.",
     )
+    measured = base.Measured({"": 1429}, cpu_seconds=0.7, rss_mb=154, disk_mb=435)
     constants: ClassVar[dict[str, str]] = {
         "PI_OFFLINE": "1",
         "PI_SKIP_VERSION_CHECK": "1",

@@ -54,6 +54,8 @@ class Zeroclaw(base.Harness):
         provider = {
             "uri": f"{ctx.base_url}/v1",
             "model": ctx.model,
+            "context_window": ctx.context_window,
+            "max_tokens": ctx.max_tokens,
             "wire_api": ctx.options.get("wire_api") or "chat_completions",
         }
         sections: dict[str, dict[str, Any]] = {

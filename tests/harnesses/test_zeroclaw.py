@@ -41,7 +41,8 @@ def test_its_configuration_is_that_of_one_agent(context: Any) -> None:
     agent = told["agents"]["main"]
     provider = told["providers"]["models"]["custom"]["proxy"]
     assert agent["model_provider"] == "custom.proxy"
-    assert provider == {"uri": "http://127.0.0.1:8080/s/e1/v1", "model": "policy", "wire_api": "responses"}
+    assert (provider["uri"], provider["model"]) == ("http://127.0.0.1:8080/s/e1/v1", "policy")
+    assert (provider["wire_api"], provider["context_window"], provider["max_tokens"]) == ("responses", 4096, 256)
     assert told["risk_profiles"][agent["risk_profile"]] == {"level": "full"}
     assert told["runtime_profiles"][agent["runtime_profile"]] == {"max_tool_iterations": 7}
     assert claw.env(ctx)["ZEROCLAW_CONFIG_DIR"] == "/home/agent/.zeroclaw"
