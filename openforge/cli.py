@@ -90,7 +90,7 @@ def run_clean(args: argparse.Namespace) -> int:
 
 def run_sql(args: argparse.Namespace) -> int:
     if (args.run is None) == (args.journal is None):
-        raise CliError("openforge sql takes a run of results/, or --journal DIR for calls recorded without one")
+        raise CliError("openforge sql takes RUN and QUERY, or --journal DIR and QUERY for calls recorded without a run")
     if args.journal is not None:
         store.check_reads(args.query)
         print(_formatted(recorded.query(args.journal, args.query), args.format), end="")

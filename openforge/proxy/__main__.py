@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import os
 import sys
 from pathlib import Path
+
+import uvloop
 
 from openforge.proxy.control import Control
 from openforge.proxy.serving import ServingError, Settings, serve
@@ -63,7 +64,7 @@ def main() -> int:
     given = settings(parser().parse_args())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(serve(given, _ready))
+        uvloop.run(serve(given, _ready))
     except (OSError, ServingError) as e:
         print(f"the recording proxy cannot start: {e}", file=sys.stderr)
         return 1

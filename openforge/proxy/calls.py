@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,8 +75,8 @@ class Answer:
         finish_reason: stop, length, tool_calls or abort.
         usage: upstream's token counts, untouched.
         logprobs_content: upstream's own logprob entries, for a harness that asked for them.
-        prompt_token_ids: length P; None where upstream gave none.
-        response_token_ids: length R, the stop token included; None where upstream gave none.
+        prompt_token_ids: length P, int32; None where upstream gave none.
+        response_token_ids: length R, int32, the stop token included; None where upstream gave none.
         logprobs: length R; None where upstream gave none.
         stop_reason: the stop string that ended it, or a server's own token id; None for the model's own end.
     """
@@ -84,8 +85,8 @@ class Answer:
     finish_reason: str | None
     usage: Json
     logprobs_content: list[Json] | None
-    prompt_token_ids: list[int] | None
-    response_token_ids: list[int] | None
+    prompt_token_ids: array[int] | None
+    response_token_ids: array[int] | None
     logprobs: list[float] | None
     stop_reason: Any = None
 

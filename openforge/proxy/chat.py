@@ -16,7 +16,8 @@ from openforge.proxy.dialect import bad, dumped, each
 DIALECT = "chat"
 TOP_LOGPROBS_MOST = 20
 CHOICES_MOST = 128
-ROLES = ("system", "user", "assistant", "tool")
+PLAIN = ("system", "user", "assistant")
+ROLES = (*PLAIN, "tool")
 
 
 # ---- requests ----------------------------------------------------------------------------------
@@ -104,6 +105,8 @@ def _tools(given: object) -> list[Json] | None:
 
 def _message(m: Json, where: str) -> Json:
     role = "system" if m.get("role") == "developer" else m.get("role")
+    if m.keys() == {"role", "content"} and role in PLAIN and isinstance(m["content"], str):
+        return {"role": role, "content": m["content"]}  # most of a history is this
     if role not in ROLES:
         raise bad(f"{where}.role is {dialect.shown(role)}; it must be one of developer, {', '.join(ROLES)}")
     found = dialect.parts(m.get("content"), f"{where}.content", _part)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openforge.proxy.calls import Json
-from openforge.proxy.fastjson import dumps
+from openforge.proxy.fastjson import dumps, dumps_each
 
 # Calls that a session remembers: one for each agent that takes part, and some for those beside.
 TIPS = 8
@@ -54,15 +54,15 @@ class Deltas:
         call: int,
         messages: Sequence[Json],
         tools: Sequence[Json] | None,
-        prompt: Sequence[int] | None,
-        response: Sequence[int] | None,
-        logprobs: Sequence[float] | None,
+        prompt: array[int] | None,
+        response: array[int] | None,
+        logprobs: list[float] | None,
     ) -> dict[str, bytes]:
         """The stored fields of a call, each as JSON."""
-        texts = [dumps(m) for m in messages]
+        texts = dumps_each(messages)
         keys = [t if len(t) < LONG else hashlib.sha256(t).digest() for t in texts]
-        ids = b"" if prompt is None else array("i", prompt).tobytes()
-        sampled = b"" if response is None else array("i", response).tobytes()
+        ids = b"" if prompt is None else prompt.tobytes()
+        sampled = b"" if response is None else response.tobytes()
         tip, n = self._nearest(keys)
         length = 0
         if tip is not None:
@@ -87,8 +87,8 @@ class Deltas:
         """The tip that has most messages in common with these, the latest of several, and how many."""
         best, most = None, 0
         for tip in reversed(self._tips):
-            if (n := _shared(tip.messages, keys)) > most:
-                best, most = tip, n
+            if most < len(tip.messages) and tip.messages[: most + 1] == keys[: most + 1]:
+                best, most = tip, _shared(tip.messages, keys)
         return best, most
 
     def _same_tools(self, call: int, tools: Sequence[Json] | None) -> bytes:
@@ -120,17 +120,19 @@ def common(a: bytes, b: bytes) -> int:
 
 
 def _shared(a: list[bytes], b: list[bytes]) -> int:
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
 
 
 def _packed(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode()
 
 
-def _floats(values: Sequence[float]) -> dict[str, str]:
+def _floats(values: list[float]) -> dict[str, str]:
     try:
         short = array("f", values)
         if short.tolist() == values:

@@ -17,6 +17,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
+from openforge.proxy.fastjson import loads
 
 # Larger than any window, and small enough for every decoder of JSON.
 _INT_MOST = 2**31 - 1
@@ -54,7 +55,7 @@ def bad(message: str) -> Refusal:
 def read_body(raw: bytes) -> Json:
     """The request's JSON object."""
     try:
-        body = json.loads(raw)
+        body = loads(raw)
     except ValueError as e:
         raise bad(f"the request body is not JSON: {e}") from None
     except RecursionError:

@@ -7,6 +7,7 @@ read becomes a float, as in every client that reads JSON by doubles.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -26,3 +27,11 @@ def dumps(value: Any) -> bytes:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def dumps_each(values: Sequence[Any]) -> list[bytes]:
+    """`dumps` of each."""
+    try:
+        return list(map(orjson.dumps, values))
+    except orjson.JSONEncodeError:
+        return list(map(dumps, values))

@@ -61,18 +61,18 @@ class Prompts:
     def of(self, call: int) -> array[int]:
         """The prompt of a call as array("i"); raises `KeyError` like `prompt_ids`."""
         row = self._rows[call]
-        pieces, need = [self._of_own(call)[: len(row["prompt_suffix_ids"])]], int(row["prefix_len"])
+        pieces, need = [(call, len(row["prompt_suffix_ids"]))], int(row["prefix_len"])
         at = row["prefix_of"]
         # Walk back along the prefixes: `need` is how much of prompt + response of `at` is still missing.
         while need:
             start = int(self._rows[at]["prefix_len"])
             if need > start:
-                pieces.append(self._of_own(at)[: need - start])
+                pieces.append((at, need - start))
                 need = start
             at = self._rows[at]["prefix_of"]
         ids = array("i")
-        for piece in reversed(pieces):
-            ids += piece
+        for at, n in reversed(pieces):
+            ids += self._of_own(at)[:n]
         return ids
 
     def _of_own(self, call: int) -> array[int]:

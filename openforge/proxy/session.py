@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import time
-import uuid
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -263,7 +263,7 @@ class Session:
         used = self.response_tokens
         if answer.finish_reason == "length" and self.config.tokens is not None and (used or 0) >= self.config.tokens:
             self.budget_exhausted = True
-        return Call(call, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), _shown(answer, request))
+        return Call(call, f"chatcmpl-{os.urandom(16).hex()}", int(time.time()), _shown(answer, request))
 
     def _answered(self, wait: Wait) -> None:
         """The policy answers: what was given up before had other reasons, but the time lost to failures is lost."""
@@ -400,7 +400,7 @@ def _alive(task: asyncio.Task[Call]) -> bool:
     return not task.done() or (not task.cancelled() and task.exception() is None)
 
 
-def _counted(told: Any, ids: list[int] | None) -> int | None:
+def _counted(told: Any, ids: array[int] | None) -> int | None:
     """Tokens by usage, else by ids; None where upstream told neither."""
     if isinstance(told, int) and not isinstance(told, bool):
         return told

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from openforge.proxy.lineage import Prompts
@@ -101,8 +102,11 @@ def _row(head: int, following: Mapping[int, int], calls: Mapping[int, Mapping[st
                 f"episode {row['episode_id']}, call {c}: its prompt does not extend call {row['parent']}, its parent"
             )
         response = row["response_token_ids"]
-        mask += [0] * (len(prompt) - len(ids)) + [1] * len(response)
-        logprobs += [0.0] * (len(prompt) - len(ids)) + [float(p) for p in row["logprobs"]]
+        context = len(prompt) - len(ids)
+        mask.extend(repeat(0, context))
+        mask.extend(repeat(1, len(response)))
+        logprobs.extend(repeat(0.0, context))
+        logprobs.extend(map(float, row["logprobs"]))
         ids = prompt
         ids.extend(response)
     versions = [str(calls[c]["policy_version"]) for c in chain]

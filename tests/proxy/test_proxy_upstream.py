@@ -383,8 +383,9 @@ def test_sglang_gives_the_prompts_ids_within_the_choice() -> None:
     body["choices"][0]["prompt_token_ids"] = body.pop("prompt_token_ids")
     body["choices"][0]["matched_stop"] = 257
     got = answer(json.dumps(body).encode())
-    assert got.prompt_token_ids == [256, *b"user\nhi", 257, 256, *b"assistant\n"]
-    assert got.response_token_ids == [*b"yes", 257]
+    assert got.prompt_token_ids is not None and got.response_token_ids is not None
+    assert got.prompt_token_ids.tolist() == [256, *b"user\nhi", 257, 256, *b"assistant\n"]
+    assert got.response_token_ids.tolist() == [*b"yes", 257]
 
 
 @pytest.mark.parametrize(

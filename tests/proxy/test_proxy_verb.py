@@ -245,8 +245,8 @@ async def test_sql_over_a_journal_that_is_none(rig: Rig, tmp_path: Path, capsys:
 
     assert f"{tmp_path} holds no journal" in told("--journal", str(tmp_path), "from calls")
     assert f"{tmp_path}/no holds no journal" in told("--journal", f"{tmp_path}/no", "from calls")
-    assert "takes a run of results/, or --journal DIR" in told("demo", "from calls", "--journal", str(tmp_path))
-    assert "takes a run of results/, or --journal DIR" in told("from calls")
+    assert "takes RUN and QUERY, or --journal DIR and QUERY" in told("demo", "from calls", "--journal", str(tmp_path))
+    assert "takes RUN and QUERY, or --journal DIR and QUERY" in told("from calls")
     await record(rig)
     here = str(rig.journal_folder)
     assert "queries are read-only" in told("--journal", here, "drop view calls")

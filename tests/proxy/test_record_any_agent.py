@@ -167,6 +167,10 @@ def test_the_page_runs_as_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_runs_with_the_real_codex_and_claude_code(tmp_path: Path) -> None:
     outputs, calls = run(tmp_path, {name: str(ROOT / path) for name, path in REAL.items()})
-    assert "List the files here." in outputs[3] and "What is in this folder?" in outputs[4]
+    # The mock says the last message again; Claude Code puts its own words behind the user's.
+    assert outputs[3] == "echo List the files here.\n" and outputs[4].startswith("echo ")
+    assert any("What is in this folder?" in str(c["messages"]) for c in calls if c["dialect"] == "messages")
     found = Counter((c["dialect"], c["trainable"]) for c in calls)
-    assert found["responses", True] >= 1 and found["messages", True] >= 1 and found["chat", True] == 1
+    assert found["responses", True] >= 1 and found["messages", True] >= 1
+    # A call without tools in a session of agents with tools.
+    assert [c["reason"] for c in calls if c["dialect"] == "chat"] == ["side_call"]
