@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openforge import environments
-from openforge.config import ConfigError, EvalConfig, Harness, RunConfig, Tasks
+from openforge import environments, harnesses
+from openforge.config import ConfigError, EvalConfig, Harness, RunConfig, Server, Tasks
 from openforge.policy.prepare import BUNDLED, ModelError, check_folder
 from openforge.tables import write_beside
 from openforge.tasks import GENERATED, SOURCES, TasksError, layout
@@ -31,6 +31,10 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
     for key, path in _files(config):
         if path is not None and not (root / path).is_file():
             raise ConfigError(f"{label}: {key} {path!r}: {root / path} does not exist")
+    for key, harness, server in _harnesses(config):
+        told = unfit(harness, server)
+        if told is not None:
+            raise ConfigError(f"{label}: {key}: {told}")
     _tasks(label, config.tasks, root)
     _splits(label, config)
     _model(label, "model", config.model, root, needs_template(config))
@@ -40,6 +44,28 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
         environments.load(config.environment)
     except environments.UnknownEnvironment as e:
         raise ConfigError(f"{label}: {e}") from None
+
+
+def unfit(harness: Harness, server: Server) -> str | None:
+    """Why the window holds not even the harness's first prompt, as a sentence; None if it may.
+
+    A harness that counts tokens itself would end without asking once, which looks like the agent's own failure.
+    """
+    tokens = harnesses.start_tokens(harness.name, harness.model_dump(exclude={"name"}))
+    # Counted by one model's tokenizer: another's may need some fewer.
+    if tokens is None or server.max_model_len >= 0.75 * tokens:
+        return None
+    return (
+        f"{harness.name} begins with about {tokens} tokens, but server.max_model_len is {server.max_model_len}; raise "
+        "it, or take a harness or options with a shorter prompt (docs/harnesses.md)"
+    )
+
+
+def _harnesses(config: RunConfig | EvalConfig) -> Iterator[tuple[str, Harness, Server]]:
+    if isinstance(config, RunConfig) and config.iterations:
+        yield "harness", config.harness, config.server
+    for i, cell in enumerate(config.cells):
+        yield f"cells[{i}].harness", cell.harness, cell.server or config.server
 
 
 def needs_template(config: RunConfig | EvalConfig) -> bool:

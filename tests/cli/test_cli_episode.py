@@ -44,6 +44,11 @@ GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random
         (["--task", "good"], f"--harness is needed, one of {NAMES}, or --config RUN whose harness is taken"),
         (["--task", "good", "--harness", "aider"], f"there is no harness 'aider'; harnesses: {NAMES}"),
         (["--task", "good", "--harness", "pi"], "--model is needed, or --config RUN whose model is taken"),
+        (
+            ["--task", "good", "--harness", "claude_code", "--model", "tiny-random"],
+            "claude_code begins with about 12215 tokens, but server.max_model_len is 2048; raise it, or take a harness "
+            "or options with a shorter prompt (docs/harnesses.md)",
+        ),
         ([*GOOD, "--harness-config", "none.yaml"], "--harness-config none.yaml: there is no such file"),
         (
             [*GOOD, "--harness", "pi", "--harness-config", "Snakefile"],

@@ -75,6 +75,7 @@ class ScriptedPolicy:
     async def start(self) -> None:
         app = web.Application(client_max_size=BODY_MOST)
         app.router.add_post("/v1/chat/completions", self._answer)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -83,6 +84,9 @@ class ScriptedPolicy:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model"}]})
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
