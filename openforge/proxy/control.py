@@ -18,8 +18,9 @@ from openforge.proxy import opening
 from openforge.proxy.calls import Json
 from openforge.proxy.journal import Journal, JournalError, whole
 from openforge.proxy.lineage import call_rows
+from openforge.proxy.opening import Config
 from openforge.proxy.server import Gate
-from openforge.proxy.session import Config, Session
+from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,61 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from openforge.proxy.calls import Json
 from openforge.tables import SAMPLING
 
 _NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,199}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a session is opened with (the body of POST /sessions).
+
+    Attributes:
+        secret: the API key of the harness.
+        sampling: fields of tables.SAMPLING, sent with every call.
+        turns, tokens: budgets in answered calls and sampled tokens; None for none.
+        deadline_seconds: seconds from now within which the policy server may be asked.
+        policy_version: version that answers, recorded with every call.
+        model: name that the policy server knows it by.
+        context_window: tokens of prompt and response together.
+        seed: of the episode's sampling; None where the policy server is not told one.
+    """
+
+    episode_id: str
+    secret: str = field(repr=False)
+    sampling: Json
+    turns: int | None
+    tokens: int | None
+    deadline_seconds: float
+    policy_version: str
+    model: str
+    context_window: int
+    seed: int | None = None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], model: str) -> Config:
+        """Raises `ValueError` with one sentence that names the key."""
+        keys = ("episode_id", "secret", "sampling", "deadline_seconds", "policy_version", "context_window")
+        for key in keys:
+            if not body.get(key):
+                raise ValueError(f"key {key!r} is required to open a session")
+        limits = body.get("limits") or {}
+        return cls(
+            episode_id=str(body["episode_id"]),
+            secret=str(body["secret"]),
+            sampling=dict(body["sampling"]),
+            turns=limits.get("turns"),
+            tokens=limits.get("tokens"),
+            deadline_seconds=float(body["deadline_seconds"]),
+            policy_version=str(body["policy_version"]),
+            model=str(body.get("model") or model),
+            context_window=int(body["context_window"]),
+            seed=None if body.get("seed") is None else int(body["seed"]),
+        )
 
 
 def _text(value: Any) -> bool:

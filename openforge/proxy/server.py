@@ -96,10 +96,12 @@ class Gate:
         """Answer one request; every refusal is rendered in the dialect's shape."""
         if self.control is not None and only is None and not request.path.startswith("/s/"):
             return await self.control(request)
-        path = (*request.path.split("/", 3), "", "")[3]
+        _, prefix, episode_id, path = (*request.path.split("/", 3), "", "", "")[:4]
         dialect = dialect_of(request, path)
         try:
-            session = self._session(request, only)
+            if prefix != "s":
+                raise not_served(request)
+            session = self._session(episode_id, only)
             if path in HELLO and request.method in ("GET", "HEAD"):
                 return web.Response()
             model = path == MODELS or path.startswith(f"{MODELS}/")
@@ -130,13 +132,10 @@ class Gate:
         except RecursionError:
             return refused(bad("the request body is nested too deeply"), dialect)
 
-    def _session(self, request: web.BaseRequest, only: str | None) -> Session:
-        _, prefix, *rest = request.path.split("/", 3)
-        if prefix != "s" or not rest:
-            raise Refusal(404, "not_found", f"path {request.path} is not served")
-        session = self.sessions.get(rest[0])
-        if session is None or only not in (None, rest[0]):
-            raise Refusal(404, "session_not_found", f"there is no session {rest[0]!r} here")
+    def _session(self, episode_id: str, only: str | None) -> Session:
+        session = self.sessions.get(episode_id)
+        if session is None or only not in (None, episode_id):
+            raise Refusal(404, "session_not_found", f"there is no session {episode_id!r} here")
         return session
 
     async def _answer(self, request: web.BaseRequest, session: Session, dialect: Dialect) -> web.StreamResponse:
@@ -273,8 +272,9 @@ async def send(
 
 def flush_whole(request: web.BaseRequest) -> None:
     """Let a write wait until the kernel has every byte: only then is an answer `sent`."""
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(0)
+    if (transport := request.transport) is not None:
+        # A TLS transport holds back at the limit and not above it: at 0 also when it has nothing left.
+        transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
 
 
 def mark_sent(session: Session, calls: Sequence[Call]) -> None:

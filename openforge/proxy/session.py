@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
 from openforge.proxy.deltas import Deltas
 from openforge.proxy.fastjson import dumps
 from openforge.proxy.journal import Journal, JournalError
+from openforge.proxy.opening import Config
 from openforge.proxy.upstream import PolicyFailed, Upstream
 
 # 404 ends a harness at once: mini-swe-agent sleeps and retries through any 400, 403 and 429, up to ten times.
@@ -26,56 +27,10 @@ FINAL = 404
 HIDDEN_LEAST = 16
 # Answered calls whose answer is kept for a client that sends its request again. Each sends one at a time, and at once.
 KEPT_ANSWERS = 32
+# Seconds that a session which closes gives its answers to go out.
+OUT_SECONDS = 1.0
 # What clients expect; others are recorded as told, and shown to the harness as what they amount to.
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "abort")
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a session is opened with (the body of POST /sessions).
-
-    Attributes:
-        secret: the API key of the harness.
-        sampling: fields of tables.SAMPLING, sent with every call.
-        turns, tokens: budgets in answered calls and sampled tokens; None for none.
-        deadline_seconds: seconds from now within which the policy server may be asked.
-        policy_version: version that answers, recorded with every call.
-        model: name that the policy server knows it by.
-        context_window: tokens of prompt and response together.
-        seed: of the episode's sampling; None where the policy server is not told one.
-    """
-
-    episode_id: str
-    secret: str = field(repr=False)
-    sampling: Json
-    turns: int | None
-    tokens: int | None
-    deadline_seconds: float
-    policy_version: str
-    model: str
-    context_window: int
-    seed: int | None = None
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any], model: str) -> Config:
-        """Raises `ValueError` with one sentence that names the key."""
-        keys = ("episode_id", "secret", "sampling", "deadline_seconds", "policy_version", "context_window")
-        for key in keys:
-            if not body.get(key):
-                raise ValueError(f"key {key!r} is required to open a session")
-        limits = body.get("limits") or {}
-        return cls(
-            episode_id=str(body["episode_id"]),
-            secret=str(body["secret"]),
-            sampling=dict(body["sampling"]),
-            turns=limits.get("turns"),
-            tokens=limits.get("tokens"),
-            deadline_seconds=float(body["deadline_seconds"]),
-            policy_version=str(body["policy_version"]),
-            model=str(body.get("model") or model),
-            context_window=int(body["context_window"]),
-            seed=None if body.get("seed") is None else int(body["seed"]),
-        )
 
 
 @dataclass
@@ -132,6 +87,9 @@ class Session:
     response_tokens: int | None = 0
     sent: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
+    _sealed: bool = False
+    _closing: asyncio.Task[None] | None = None
+    _out: asyncio.Event | None = None
     _arrivals: int = 0
     _latest: dict[str, Generation] = field(default_factory=dict)
     _running: set[asyncio.Task[Call]] = field(default_factory=set)
@@ -319,30 +277,46 @@ class Session:
 
     def delivered(self, call: int) -> None:
         """The answer's body went out whole."""
-        self.open.discard(call)
-        if not self.closed and call not in self.sent:
+        if not self._sealed and call not in self.sent:
             self.sent.add(call)
             self._write({"record": "delivery", "call": call, "state": "sent", "time": time.time()})
+        self.undelivered(call)
 
     def undelivered(self, call: int) -> None:
-        """Nobody took the answer: it is no turn, and a resend may still fetch it."""
+        """It is not on its way any more. Where nobody took it, it is no turn, and a resend may still fetch it."""
         self.open.discard(call)
+        if not self.open and self._out is not None:
+            self._out.set()
 
     async def close(self, harness_exited: bool) -> None:
         """Seal the session: running generations are aborted, later requests refused. Idempotent."""
-        if self.closed:
-            return
-        self.closed = True
+        if self._closing is None:
+            self.closed = True
+            self._closing = asyncio.create_task(self._close(harness_exited))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, harness_exited: bool) -> None:
         self.policy_failed = self.policy_failed or await self._absent(harness_exited)
         running = list(self._running)
         for task in running:
             task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._let_out()
+        self._sealed = True
         self._latest.clear()
         self.open.clear()
         self._deltas = Deltas()
         end = {"budget_exhausted": self.budget_exhausted, "policy_failed": self.policy_failed}
         self._write({"record": "close", "time": time.time(), "harness_exited": harness_exited, **end})
-        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _let_out(self) -> None:
+        """Wait for answers that are being written: a client may have read one whole, and its harness ended, before
+        this process is told that the last byte went out."""
+        if self.open:
+            self._out = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OUT_SECONDS):
+                    await self._out.wait()
 
     async def _absent(self, harness_exited: bool) -> str | None:
         """Why it is the policy, not the agent, that came to nothing at the end; None if it is not.

@@ -129,8 +129,9 @@ class Upstream:
                 replica.succeeded()
                 return answer
             except (_Transient, aiohttp.ClientError, OSError) as e:
-                # The deadline's own TimeoutError is an OSError too, and has no text.
-                last = str(e) or f"{type(e).__name__} after {time.monotonic() - begun:.1f} s"
+                # The deadline's own TimeoutError is an OSError too, has no text, and says less than what came before.
+                if str(e) or wait == BACKOFF_FIRST:
+                    last = str(e) or f"{type(e).__name__} after {time.monotonic() - begun:.1f} s"
                 trouble(last)
                 if time.monotonic() < deadline:
                     self._failed(replica, last, isinstance(e, (_Hung, aiohttp.ClientConnectorError, TimeoutError)))

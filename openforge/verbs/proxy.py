@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import math
 import os
@@ -59,6 +58,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import uvloop
+
     from openforge.policy.server import ServerError
     from openforge.proxy.control import Refused
     from openforge.proxy.journal import JournalError
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         settings = _settings(args)
-        asyncio.run(serve(settings, ready))
+        uvloop.run(serve(settings, ready))
     except (ServerError, PublicError, ServingError, Refused, JournalError) as e:
         raise VerbError(str(e)) from None
     except OSError as e:

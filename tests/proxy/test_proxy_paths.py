@@ -92,6 +92,20 @@ async def test_calls_that_differ_in_claudes_billing_line_merge(rig: Rig) -> None
     assert b"cch" not in rig.journal.path.read_bytes()
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_half_a_character_is_shown_as_unknown(rig: Rig, path: str) -> None:
+    """What a harness cut by UTF-16 units has no UTF-8: a tokenizer refuses it, and it stays in the history."""
+    rig.session()
+    good = "한국어 \U0001f600 \u00fc"
+    for sent in (f"{good} \ud83d!", good):
+        asked = json.dumps(body(path, sent, stop=["\udc00"])).encode()
+        assert (await rig.ask(asked, path=path))[0] == 200
+    raw = json.dumps(body(path, "x-x"), ensure_ascii=False).encode().replace(b"x-x", b"\xed\xa0\x80")
+    assert (await rig.ask(raw, path=path))[0] == 200
+    shown = [b["messages"][0]["content"] for b in rig.stub.bodies]
+    assert shown == [f"{good} \ufffd!", good, "\ufffd"]
+
+
 # ---- refusals ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [*PATHS, "messages/count_tokens"])
 async def test_refusals_have_the_dialects_shape(rig: Rig, path: str) -> None:
@@ -285,6 +299,30 @@ async def test_who_looks_whether_anybody_is_there_is_answered(rig: Rig, path: st
         assert (r.status, await r.read()) == (200, b"")
     async with rig.harness.request(method, f"{root}/e2{path}") as r:
         assert r.status == 404
+    assert rig.stub.paths == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"OPTIONS * HTTP/1.1",
+        b"GET /s HTTP/1.1",
+        b"POST /s/ HTTP/1.1",
+        b"GET /s/e1/v1 HTTP/1.1",
+        b"GET /s/e1//api/hello HTTP/1.1",
+        b"GET /s/%ff%fe/v1/models HTTP/1.1",
+        b"POST http://elsewhere/v1/messages HTTP/1.1",
+        b"GET //s/e1/ HTTP/1.1",
+    ],
+)
+async def test_odd_targets_are_not_served(rig: Rig, line: bytes) -> None:
+    rig.session()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(line + b"\r\nHost: x\r\nx-api-key: " + SECRET.encode() + b"\r\nConnection: close\r\n\r\n")
+    raw = await reader.read()
+    writer.close()
+    assert raw.startswith(b"HTTP/1.1 404 ")
+    assert error("chat", raw.partition(b"\r\n\r\n")[2])[0] in ("not_found", "session_not_found")
     assert rig.stub.paths == []
 
 
