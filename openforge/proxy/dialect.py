@@ -22,6 +22,7 @@ from openforge.proxy.fastjson import loads
 
 # Larger than any window, and small enough for every decoder of JSON.
 _INT_MOST = 2**31 - 1
+_BILLING = "x-anthropic-billing-header"
 # An escaped one, one in what passes for UTF-8 (as Korean text does too), and any in UTF-16.
 _MAY_BE_SURROGATES = (b"\\ud", b"\\uD", b"\xed", b"\x00")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -202,9 +203,17 @@ def template_roles(messages: list[Json]) -> list[Json]:
     stays so.
     """
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    told = "\n\n".join(joined(m["content"], "\n") for m in messages[:n])
-    head: list[Json] = [{"role": "system", "content": told}] if n else []
-    return head + [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[n:]]
+    told = without_billing("\n\n".join(joined(m["content"], "\n") for m in messages[:n]))
+    head: list[Json] = [{"role": "system", "content": told}] if told else []
+    found = head + [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[n:]]
+    if not found:
+        raise bad("the request must hold at least one message with content")
+    return found
+
+
+def without_billing(told: str) -> str:
+    """A system text without the line that heads Claude Code's, which differs in every request: fault 6."""
+    return told.partition("\n")[2].lstrip("\n") if told.startswith(_BILLING) else told
 
 
 # ---- tools -------------------------------------------------------------------------------------

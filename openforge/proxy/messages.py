@@ -17,8 +17,6 @@ from openforge.proxy.dialect import bad, dumped, each
 
 DIALECT = "messages"
 ROLES = ("user", "assistant", "system")
-# Claude Code heads its system prompt with a line that differs in every request: fault 6.
-_BILLING = "x-anthropic-billing-header"
 # How Claude Code itself holds arguments that are no JSON object, and tells its model of them.
 _UNPARSED = "__unparsedToolInput"
 _KINDS = {
@@ -53,8 +51,6 @@ def parse(raw: bytes, headers: Mapping[str, str]) -> Request:
     found = _system(body.get("system"))
     for i, message in enumerate(dialect.objects(messages, "messages")):
         found += _message(message, f"messages[{i}]", deferred)
-    if not found:
-        raise bad("messages must hold at least one message with content")
     return Request(
         dialect=DIALECT,
         model=str(body.get("model") or ""),
@@ -115,12 +111,8 @@ def _tools(declared: list[Json]) -> tuple[list[Json] | None, dict[str, Json]]:
 # ---- messages ----------------------------------------------------------------------------------
 def _system(system: object) -> list[Json]:
     """The system prompt as one message: its blocks are pieces of one text."""
-    told = "".join(without_billing(p["text"]) for p in dialect.parts(system, "system", _text_only))
+    told = "".join(dialect.without_billing(p["text"]) for p in dialect.parts(system, "system", _text_only))
     return [{"role": "system", "content": told}] if told else []
-
-
-def without_billing(told: str) -> str:
-    return told.partition("\n")[2] if told.startswith(_BILLING) else told
 
 
 def _text_only(block: Json, where: str) -> Json | None:
@@ -157,7 +149,7 @@ def _turn(role: str, blocks: list[Json], where: str, deferred: Mapping[str, Json
             messages.append(_result(block, at, deferred))
         elif (part := _part(block, at, deferred)) is not None:
             if role == "system" and part["type"] == "text":
-                part = dialect.text_part(without_billing(part["text"]))
+                part = dialect.text_part(dialect.without_billing(part["text"]))
             # An empty text is no turn: what is left of a billing line must not be one in every second request.
             if part.get("text") != "":
                 run.append(part)

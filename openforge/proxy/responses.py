@@ -153,8 +153,6 @@ def _messages(body: Json, names: Names) -> list[Json]:
             _item(messages, item, f"input[{i}]", names)
     else:
         raise bad("input must be a string or a list of items")
-    if not messages:
-        raise bad("input must hold at least one item")
     return dialect.template_roles(messages)
 
 

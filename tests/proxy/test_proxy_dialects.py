@@ -319,6 +319,18 @@ def test_text_comes_in_as_many_events_as_tokens(
     assert len([t for t in texts if t]) >= least
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cch=1;\nbe good",
+        [{"type": "text", "text": "x-anthropic-billing-header: cch=2;"}, {"type": "text", "text": "be good"}],
+    ],
+)
+def test_claudes_billing_line_is_not_seen_behind_a_gateway_either(system: Any) -> None:
+    asked = {"messages": [{"role": "system", "content": system}, *HISTORY]}
+    assert parsed(chat, asked).messages == [{"role": "system", "content": "be good"}, *HISTORY]
+
+
 # ---- roles -------------------------------------------------------------------------------------
 TURNS = st.lists(
     st.builds(
@@ -333,6 +345,10 @@ TURNS = st.lists(
 
 @given(head=TURNS, more=TURNS)
 def test_roles_are_the_templates_and_histories_stay_append_only(head: list[Json], more: list[Json]) -> None:
+    if not any(m["content"] or m["role"] != "system" for m in head):
+        with pytest.raises(Refusal, match="at least one message with content"):
+            template_roles(head)
+        return
     done = template_roles(head)
     assert all(m["role"] != "system" for m in done[1:])
     if any(m["role"] != "system" for m in head):

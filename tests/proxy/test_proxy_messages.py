@@ -175,7 +175,7 @@ def test_an_output_format_is_chats_response_format() -> None:
     ("body", "told"),
     [
         ({}, "messages must be a list of at least one message"),
-        (asked(""), "messages must hold at least one message with content"),
+        (asked(""), "at least one message with content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role is 'tool'"),
         (asked([1]), "messages[0].content must be a list of objects"),
         (asked(3), "messages[0].content must be a list of objects"),

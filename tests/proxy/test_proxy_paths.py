@@ -93,6 +93,32 @@ async def test_calls_that_differ_in_claudes_billing_line_merge(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_resend_is_the_same_call(rig: Rig, path: str, streamed: bool) -> None:
+    """Fault 18: with the client's own count of resends; the same body without it is a call of its own."""
+    session = rig.session()
+    asked = body(path, stream=streamed)
+    first = await rig.ask(asked, path=path)
+    assert await rig.ask(asked, RESENT, path=path) == first
+    assert (len(rig.records("call")), session.state()["turns"]) == (1, 1)
+    assert (await rig.ask(asked, path=path))[1] != first[1]
+    assert (len(rig.records("call")), session.state()["turns"]) == (2, 2)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_who_hangs_up_had_no_turn(rig: Rig, path: str) -> None:
+    """Fault 19: the generation is aborted, and an answer to nobody is none."""
+    rig.stub.hold = asyncio.Event()
+    session = rig.session()
+    task = asyncio.create_task(rig.ask(body(path, stream=True), path=path))
+    await rig.stub.arrived.get()
+    task.cancel()
+    await rig.stub.aborted.get()
+    await session.close(harness_exited=True)
+    assert (session.state()["calls"], session.state()["turns"], rig.rows()) == (0, 0, [])
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_half_a_character_is_shown_as_unknown(rig: Rig, path: str) -> None:
     """What a harness cut by UTF-16 units has no UTF-8: a tokenizer refuses it, and it stays in the history."""
     rig.session()

@@ -207,7 +207,7 @@ def test_a_format_is_chats_response_format() -> None:
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id is not offered"),
         ({"input": "x", "background": True}, "background is not offered"),
         ({}, "input must be a string or a list of items"),
-        ({"input": []}, "input must hold at least one item"),
+        ({"input": []}, "at least one message with content"),
         ({"input": [1]}, "input must be a list of objects"),
         ({"input": [{"role": "tool", "content": ""}]}, "input[0].role is 'tool'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] refers to a stored item"),
