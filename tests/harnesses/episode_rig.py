@@ -70,14 +70,15 @@ async def play(
     journal: Path,
     episodes: int = 1,
     aside: str | None = None,
+    budget: int = 20,
     **over: Any,
 ) -> list[Episode]:
-    """Play so many episodes of one group, side by side; keywords go into the harness's Context."""
+    """Play so many episodes of one group, side by side, with a budget of turns; keywords go into the Context."""
     policy = ScriptedPolicy(script, aside)
     await policy.start()
     proxy = await start_proxy(policy.url, journal)
     try:
-        runs = (_episode(f"e{i}", backend, harness, proxy, context, over) for i in range(episodes))
+        runs = (_episode(f"e{i}", backend, harness, proxy, context, budget, over) for i in range(episodes))
         return await asyncio.gather(*runs)
     finally:
         await proxy.stop()
@@ -85,7 +86,7 @@ async def play(
 
 
 async def _episode(
-    name: str, backend: LocalBackend, harness: Harness, proxy: Proxy, context: Any, over: dict[str, Any]
+    name: str, backend: LocalBackend, harness: Harness, proxy: Proxy, context: Any, budget: int, over: dict[str, Any]
 ) -> Episode:
     sandbox = await backend.create(name, binds=harness.binds())
     version = await harness.place(sandbox)
@@ -94,7 +95,7 @@ async def _episode(
         name,
         secret=SECRET,
         sampling=SAMPLING,
-        limits={"turns": 20, "tokens": None},
+        limits={"turns": budget, "tokens": None},
         deadline_seconds=120.0,
         policy_version="0@scripted",
         context_window=WINDOW,

@@ -177,3 +177,16 @@ async def test_an_error_of_the_policy_server_is_one_sentence(
     (got,) = await play(backend, harness, [], context, tmp_path, options=case.options)
     assert got.output.error is not None and got.output.error.startswith(f"{case.name} ended with an error: ")
     assert got.calls == []
+
+
+@pytest.mark.parametrize("name", ["pi", "codex", "claude_code-bare"])
+async def test_a_budget_that_is_used_up_ends_a_harness_and_keeps_what_it_read(
+    name: str, backend: LocalBackend, context: Any, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    harness = harnesses.get(case.name)
+    (got,) = await play(backend, harness, case.script(), context, tmp_path, budget=1, options=case.options)
+    # It gave up by itself, without asking until our time was over.
+    assert not got.ended.timed_out and got.output.error is not None, got.told()
+    assert [(c["trainable"], c["delivery"]) for c in got.calls] == [(True, "confirmed")], got.told()
+    assert await got.sandbox.download_content("made.txt") == MADE
