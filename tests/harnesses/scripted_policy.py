@@ -57,8 +57,9 @@ class Turn:
 class ScriptedPolicy:
     """Answers a request of the task with the turn after as many as its history holds, one beside it with `ASIDE`.
 
-    A request is beside the task if it offers no tools, or if its last message holds the words `aside`. Where a user's
-    message holds ASIDE (a summary in the place of the history), the task goes on with its last turn.
+    A request is beside the task if it offers no tools, or if what it asks since the last answer holds the words
+    `aside`. Where a user's message holds ASIDE (a summary in the place of the history), the task goes on with its last
+    turn.
 
     Attributes:
         toolless: requests without tools are the task's too.
@@ -99,9 +100,9 @@ class ScriptedPolicy:
 
     def _turn(self, body: Json) -> Turn | None:
         messages = body["messages"]
-        if not (body.get("tools") or self.toolless) or (
-            self.aside is not None and self.aside in str(messages[-1]["content"])
-        ):
+        last = max((n for n, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
+        asked = "\n".join(str(m["content"]) for m in messages[last + 1 :])
+        if not (body.get("tools") or self.toolless) or (self.aside is not None and self.aside in asked):
             return Turn(ASIDE)
         if any(m["role"] == "user" and ASIDE in str(m["content"]) for m in messages):
             return self.script[-1]

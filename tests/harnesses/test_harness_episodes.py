@@ -96,9 +96,9 @@ def is_one_row(episode: Episode, script: list[Turn]) -> None:
     assert [p for p, m in zip(row.logprobs, row.loss_mask, strict=True) if m] == pytest.approx(expected)
 
 
-def said_by_the_tool(episode: Episode) -> str:
-    """What the second request tells of the tool's output."""
-    told = [m for m in episode.requests[1]["messages"] if m["role"] == "tool"]
+def said_by_the_tool(episode: Episode, call: int = 1) -> str:
+    """What a request tells of the one tool's output."""
+    told = [m for m in episode.requests[call]["messages"] if m["role"] == "tool"]
     assert len(told) == 1
     return str(told[0]["content"])
 
@@ -129,6 +129,18 @@ async def test_a_summary_is_asked_beside_the_task_and_the_task_goes_on(
     aside = [c for c, r in zip(got.calls, got.requests, strict=True) if r["response"]["content"] == ASIDE]
     assert aside and all((c["trainable"], c["reason"]) == (False, "side_call") for c in aside), got.told()
     assert all(c["trainable"] for c in got.calls if c not in aside), got.told()
+
+
+async def test_a_sub_agent_is_a_row_of_its_own(backend: LocalBackend, context: Any, tmp_path: Path) -> None:
+    words = "COUNT THE FILES."
+    task = {"description": "Count", "prompt": words, "subagent_type": "general-purpose", "run_in_background": False}
+    script = [Turn(name="Agent", arguments=task), Turn(DONE)]
+    (got,) = await play(backend, harnesses.get("claude_code"), script, context, tmp_path, aside=words)
+    assert (got.ended.exit_code, got.output.answer) == (0, DONE), got.told()
+    # The agent's two turns, and between them the sub-agent's one; all are trained under the task's reward.
+    assert [r.calls for r in got.rows] == [[0, 2], [1]] and not got.dropped, got.told()
+    assert got.requests[1]["response"]["content"] == ASIDE
+    assert ASIDE in said_by_the_tool(got, 2)
 
 
 async def test_a_title_is_asked_beside_the_task(backend: LocalBackend, context: Any, tmp_path: Path) -> None:
