@@ -139,24 +139,21 @@ class Load:
             same["stream_options"] = {"include_usage": True}
         self._asked = [json.dumps({**same, "messages": messages(t)}).encode() for t in range(TURNS)]
 
-    def run(self, seconds: float = 1e9, calls: int = 10**9) -> None:
-        """Ask for so long, or until there are so many answers."""
-        uvloop.run(self.load(seconds, calls))
+    async def load(self, calls: int = 10**9, each: int = 10**9) -> None:
+        """Ask until there are so many answers in all, or to each client."""
+        self._left = calls
+        await asyncio.gather(*(self._client(path, each) for path in self.paths))
 
-    async def load(self, seconds: float = 1e9, calls: int = 10**9) -> None:
-        self._until, self._left = time.perf_counter() + seconds, calls
-        await asyncio.gather(*(self._client(path) for path in self.paths))
-
-    async def _client(self, path: str) -> None:
+    async def _client(self, path: str, calls: int) -> None:
         r, w = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nContent-Type: application/json\r\n"
         asked = [f"{head}Content-Length: {len(b)}\r\n\r\n".encode() + b for b in self._asked]
         try:
-            for n in count():
-                begun = time.perf_counter()
-                if self._left <= 0 or begun >= self._until:
+            for n in range(calls):
+                if self._left <= 0:
                     break
                 self._left -= 1
+                begun = time.perf_counter()
                 w.write(asked[n % TURNS])
                 body = await _answer(r)
                 self.took.append(time.perf_counter() - begun)

@@ -71,7 +71,7 @@ class Deltas:
             length = common(ids, tip.full)
             if n == len(tip.messages):
                 self._tips.remove(tip)
-        self._tips.append(_Tip(call, keys, ids + sampled))
+        self._tips.append(_Tip(call, keys, b"" if prompt is None else ids + sampled))
         del self._tips[:-TIPS]
         of = None if tip is None else tip.call
         told = {"of": of if length else None, "n": length // _WIDTH, "ids": _packed(ids[length:])}
@@ -204,7 +204,7 @@ class Whole:
             return own
         before = self._of(r, part)
         ids: array[int] = before["prompt_token_ids"][: part["n"]]
-        ids.extend(before["response_token_ids"][: part["n"] - len(ids)])
+        ids.extend((before["response_token_ids"] or [])[: part["n"] - len(ids)])
         if len(ids) != part["n"]:
             raise ValueError(f"call {part['of']} has fewer than {part['n']} ids")
         return ids + own

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from openforge.proxy import wire
@@ -64,11 +63,16 @@ class Wait:
     Attributes:
         begun, ended: time.monotonic(); `ended` is None while the call is asked.
         trouble: what the latest try failed with, None while none did.
+        lost: seconds that went by before the latest try.
     """
 
     begun: float
     ended: float | None = None
     trouble: str | None = None
+    lost: float = 0.0
+
+    def failed(self, why: str) -> None:
+        self.trouble, self.lost = why, time.monotonic() - self.begun
 
 
 @dataclass
@@ -196,7 +200,7 @@ class Session:
                 body,
                 self.deadline,
                 self.config.context_window,
-                partial(setattr, wait, "trouble"),
+                wait.failed,
                 self.config.episode_id,
             )
             self.refuse_if_closed()
@@ -225,8 +229,7 @@ class Session:
 
     def _answered(self, wait: Wait) -> None:
         """The policy answers: what was given up before had other reasons, but the time lost to failures is lost."""
-        if wait.trouble is not None:
-            self._outage += time.monotonic() - wait.begun
+        self._outage += wait.lost
         self._waits = {call: w for call, w in self._waits.items() if w.ended is None}
 
     def _count(self, answer: Answer) -> None:

@@ -118,7 +118,10 @@ def _rejected(c: Call, _: Episode) -> bool:
 
 #: Why a call is not trained, the first that holds: name -> (meaning, test).
 REASONS: dict[str, tuple[str, Test]] = {
-    "no_token_ids": ("upstream gave no prompt or response ids", lambda c, _: not c.has_ids),
+    "no_token_ids": (
+        "upstream gave no prompt or response ids",
+        lambda c, _: not c.has_ids or not c.record["prompt_token_ids"],
+    ),
     "foreign_policy": (
         "an endpoint's weights are not ours",
         lambda c, _: c.record["policy_version"].startswith("none@"),

@@ -103,7 +103,8 @@ class Upstream:
             body: see `wire.payload`.
             deadline: time.monotonic() from which on no try goes on.
             window: tokens of the context window, for the sentence that says it is exceeded.
-            trouble: told of every failed try, so that whoever cancels this call knows what it was waiting for.
+            trouble: told of every failed try, and again when the pause behind it is over, so that whoever cancels this
+                call knows what it was waiting for, and how long.
             episode: its calls go to one replica as long as that is up.
 
         Raises:
@@ -121,6 +122,7 @@ class Upstream:
             if replica is None:
                 log.warning("upstream: %s; asking again in %.1f s", last, wait)
                 await asyncio.sleep(min(wait, left))
+                trouble(last)
                 wait, tried = min(2 * wait, BACKOFF_MOST), []
                 continue
             try:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from openforge.tables import write_beside
 from openforge.verbs import VerbError
@@ -76,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = _settings(args)
         uvloop.run(serve(settings, ready))
+    except KeyboardInterrupt:
+        print("ended before it listened", flush=True)
+        return 130
     except (ServerError, PublicError, ServingError, Refused, JournalError) as e:
         raise VerbError(str(e)) from None
     except OSError as e:
@@ -93,6 +97,13 @@ def _settings(args: argparse.Namespace) -> Settings:
     from openforge.proxy.serving import Settings
 
     words = Words("--upstream", "--model", "--key-env")
+    for url in args.upstream:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            # Not shown: it may hold a key, and it would stand in what the proxy prints.
+            raise VerbError(
+                "--upstream must be http://HOST:PORT/v1 or https://HOST/v1, without user, password or query"
+            )
     for name, low in (("port", 0), ("context_window", 1), ("max_tokens", 1)):
         value = getattr(args, name)
         if value is not None and value < low:

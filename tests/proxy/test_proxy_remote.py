@@ -252,8 +252,8 @@ def test_the_relay_needs_nothing_but_python_and_a_key(tmp_path: Path) -> None:
 # Each side has a network of its own, with nothing but its loopback; what they share is the file system, where the
 # relay's socket for hosts is. PROXY, RELAY and PUBLIC are the same numbers on both sides: they are other places.
 GPU_HOST = """
-vllm serve m --port 8000 &
-until curl -sf http://127.0.0.1:8000/v1/models >/dev/null; do sleep 0.1; done
+vllm serve m --port 8000 >vllm.log &
+until grep -q complete vllm.log; do sleep 0.1; done
 python -m openforge proxy --upstream http://127.0.0.1:8000 --port 8080 --journal calls --session e1 \\
   --tls-cert cert.pem --tls-key key.pem &
 python relay.py join --relay unix:hosts.sock --to 127.0.0.1:8080

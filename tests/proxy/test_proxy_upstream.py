@@ -231,6 +231,68 @@ async def test_hanging_up_aborts_at_the_replica(upstream: Upstream, stubs: list[
     assert not any(s.bodies for s in others) and not upstream.replicas[0].down
 
 
+async def test_a_replica_that_dies_under_a_session_costs_it_nothing(rig: Rig, stubs: list[StubUpstream]) -> None:
+    session = rig.session()
+    session.upstream = Upstream([s.url for s in stubs], None, rig._client)
+    assert (await rig.ask(chat("hi")))[0] == 200
+    (mine,) = [s for s in stubs if s.bodies]
+    mine.hold = asyncio.Event()
+    task = asyncio.create_task(rig.ask(chat("on")))
+    while len(mine.bodies) < 2:
+        await asyncio.sleep(0)
+    await mine.stop()
+    assert (await task)[0] == 200
+    await session.close(harness_exited=False)
+    kinds = [r["record"] for r in json.loads(session.summary())["records"]]
+    assert kinds == ["open", "call", "delivery", "call", "delivery", "close"] and session.policy_failed is None
+
+
+async def test_only_the_time_before_the_fail_over_was_lost(rig: Rig, stubs: list[StubUpstream]) -> None:
+    """A slow answer after a quick failure is the agent's time, not an outage."""
+    session = rig.session()
+    up = session.upstream = Upstream([s.url for s in stubs], None, rig._client)
+    assert (await rig.ask(chat("hi")))[0] == 200
+    (mine,) = [s for s in stubs if s.bodies]
+    mine.answers(500, {"error": {"message": "boom"}})
+    for other in stubs:
+        other.hold = None if other is mine else asyncio.Event()
+    task = asyncio.create_task(rig.ask(chat("on")))
+    while not any(s.bodies for s in stubs if s is not mine):
+        await asyncio.sleep(0)
+    (wait,) = session._waits.values()
+    assert wait.trouble == "status 500: boom"
+    up.patience = wait.lost + 0.01
+    wait.begun -= 60.0
+    for other in stubs:
+        if other.hold is not None:
+            other.hold.set()
+    assert (await task)[0] == 200
+    await session.close(harness_exited=False)
+    assert session.policy_failed is None
+
+
+async def test_a_session_that_closes_on_a_hung_replica_is_told_so_though_others_answer(
+    rig: Rig, stubs: list[StubUpstream]
+) -> None:
+    session = rig.session()
+    up = session.upstream = Upstream([s.url for s in stubs], None, rig._client)
+    assert (await rig.ask(chat("hi")))[0] == 200
+    (mine,) = [s for s in stubs if s.bodies]
+    mine.hold = asyncio.Event()
+    task = asyncio.create_task(rig.ask(chat("on")))
+    while len(mine.bodies) < 2:
+        await asyncio.sleep(0)
+    up.patience, up.probe_seconds = 0.1, 0.1
+    for replica in up.replicas:
+        hung = replica.url.startswith(mine.url)
+        replica.answered = -math.inf if hung else time.monotonic()
+    (wait,) = session._waits.values()
+    wait.begun -= 0.2
+    await session.close(harness_exited=False)
+    await asyncio.gather(task, return_exceptions=True)
+    assert "without an answer for 0 s: it did not sample one token in 0.1 s" in (session.policy_failed or "")
+
+
 async def test_one_address_given_twice_is_one_server(stubs: list[StubUpstream]) -> None:
     async with aiohttp.ClientSession() as client:
         upstream = Upstream([stubs[0].url, f"{stubs[0].url}/v1/"], None, client)

@@ -165,6 +165,9 @@ def test_what_cannot_be_started_is_one_sentence(
     assert refused(capsys, "--upstream", dead, *journal).startswith(
         f"--upstream {dead}: {dead}/v1/models cannot be reached"
     )
+    for url in ("127.0.0.1:8000", "ftp://h", "http://", "http://u:sk-canary@h/v1", "http://h/v1?key=sk-canary"):
+        told = refused(capsys, "--upstream", url, *journal)
+        assert told.startswith("--upstream must be http://HOST:PORT/v1") and "canary" not in told
     one = ("--upstream", vllm, *journal)
     assert "--key-env names NO_SUCH_KEY, which is not set" in refused(capsys, *one, "--key-env", "NO_SUCH_KEY")
     assert "--max-tokens is 0; it must be 1 or more" in refused(capsys, *one, "--max-tokens", "0")
