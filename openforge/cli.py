@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from openforge import __version__, config, config_paths, run_lock, store, tables
+from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
 from openforge.environments.claw_eval import folder
 from openforge.eval import policies
 from openforge.rollout import status
@@ -53,6 +53,7 @@ def rendered(root: Path) -> dict[Path, str]:
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
         root / "docs" / "statuses.md": status.markdown(),
+        root / "docs" / "harnesses.md": harnesses.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }
 
@@ -272,7 +273,7 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")
     verb.add_argument("--task", metavar="DIR", help="a task folder in ClawEval's format; with --run a task's id")
     verb.add_argument("--run", metavar="RUN", help="run whose task or episode it is")
-    verb.add_argument("--harness", metavar="H", help="mini_swe_agent or pi")
+    verb.add_argument("--harness", metavar="H", help="name of a harness (docs/harnesses.md)")
     verb.add_argument("--harness-config", metavar="FILE", help="mini_swe_agent's YAML")
     verb.add_argument("--model", metavar="M", help="model folder, bundled name, hub id@revision, RUN@k, or a URL")
     verb.add_argument("--config", metavar="RUN", help="take what is not given here from config/RUN.yaml")
@@ -289,7 +290,9 @@ def parser() -> argparse.ArgumentParser:
     proxy.add_arguments(verb)
     verb.set_defaults(call=proxy.run)
 
-    verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
+    verb = verbs.add_parser(
+        "docs", help="render docs/tables.md, config.md, statuses.md and harnesses.md, and config/schema.json"
+    )
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
     verb.set_defaults(call=run_docs)
     return top

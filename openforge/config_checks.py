@@ -86,6 +86,17 @@ def tasks(tasks: Tasks, label: str) -> None:
         raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
 
 
+def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
+    """Refuse a harness without what only its user can bring."""
+    uses = [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
+    for key, harness in uses:
+        if harness is not None and harness.name == "zeroclaw" and harness.binary is None:
+            raise ConfigError(
+                f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "
+                "build it from its source and name the file (a path from the project's root)"
+            )
+
+
 def windows(config: RunConfig | EvalConfig, trained: Sampling | None, label: str) -> None:
     """Refuse a window that holds no prompt beside the answer, in training (sampled as `trained`) and every cell."""
     uses: list[tuple[str, Server, str, Sampling]] = []

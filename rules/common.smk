@@ -9,7 +9,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from openforge import config as typed
-from openforge import config_paths, interrupts, job, manifest, redo, run_lock, run_start
+from openforge import config_paths, harnesses, interrupts, job, manifest, redo
+from openforge import run_lock, run_start
 from openforge import plan as planning
 from openforge.eval import policies
 from openforge.plan.standing import standing
@@ -305,9 +306,6 @@ def software(output, *names):
     return [ancient(f) for f in ready if not Path(f).exists()]
 
 
-HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}
-
-
 def rollout_software(wildcards):
     c = RUNS[wildcards.run]
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
@@ -315,4 +313,4 @@ def rollout_software(wildcards):
     serve = [] if server.url else [f"serve-{server.device}"]
     table = planned(wildcards)
     harness = table.harness if table else (cell or c).harness.name
-    return software(episodes_file(wildcards), *serve, HARNESS_SOFTWARE[harness])
+    return software(episodes_file(wildcards), *serve, *harnesses.software_of(harness))

@@ -68,7 +68,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path, text, sentence):
         ("limits: {seconds: .inf}", "limits.seconds", "Infinity"),
         ("limits: {seconds: .nan}", "limits.seconds", "NaN"),
         ("server: {warm: 1}", "server.warm", "1"),
-        ("harness: {name: codex}", "harness.name", '"codex"'),
+        ("harness: {name: aider}", "harness.name", '"aider"'),
         ("actor: {optim: {betas: [0.9]}}", "actor.optim.betas.1", ""),
         ("actor: {optim: {betas: ['0.9', 0.99]}}", "actor.optim.betas.0", '"0.9"'),
         ("cells: [{name: Held-Out}]", "cells.0.name", '"Held-Out"'),
@@ -79,7 +79,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path, text, sentence):
         ("rollout: {quorum: 0}", "rollout.quorum", "greater than 0"),
         ("server: {max_model_len: 8}", "server.max_model_len", "greater than or equal to 64"),
         ("lag: 3", "lag", "less than or equal to 2"),
-        ("harness: {name: mini, config: null}", "harness.name", "'mini_swe_agent' or 'pi'"),
+        ("harness: {name: mini, config: null}", "harness.name", "'mini_swe_agent', 'pi', 'codex'"),
     ],
 )
 def test_a_mistyped_value_names_key_and_value(tmp_path, text, key, shown):
@@ -400,7 +400,7 @@ def test_the_schema_refuses_what_the_reader_refuses():
     schema = c.schema()
     good = yaml.safe_load(TRAIN)
     jsonschema.validate(good, schema)
-    for wrong in ({"iteration": 3}, {"seed": "x"}, {"rollout": {"n": 0}}, {"harness": {"name": "codex"}}):
+    for wrong in ({"iteration": 3}, {"seed": "x"}, {"rollout": {"n": 0}}, {"harness": {"name": "aider"}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(good | wrong, schema)
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from openforge.proxy.side import asks_aside
 from openforge.proxy.threads import Call, text_of
 
 # vLLM's stand-in for a log-probability of minus infinity.
@@ -73,6 +74,10 @@ SIDE_CALLS: dict[str, tuple[str, Test]] = {
     "no_tools": (
         "no call of its thread has tools and others have: a title, a summary, a look at a page",
         lambda c, e: e.tools and c.bare,
+    ),
+    "asked_aside": (
+        "its last message asks for a summary in a harness's known words (side.py)",
+        lambda c, _: asks_aside(c.record["messages"]),
     ),
     "compaction": ("most of what it says stands in the user or system text that a later thread begins with", _quoted),
     "probe": ("one token was asked for, to see whether anybody answers", _probe),

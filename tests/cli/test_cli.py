@@ -243,6 +243,7 @@ def test_docs_are_written_checked_and_stale_ones_named(project, capsys):
         "docs/tables.md",
         "docs/config.md",
         "docs/statuses.md",
+        "docs/harnesses.md",
         "config/schema.json",
     ]
     assert cli.main(["docs"]) == 0
