@@ -14,6 +14,7 @@ from openforge.config_reading import ConfigError
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
+    from openforge.config_training import Actor
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -23,6 +24,19 @@ _ON_POLICY = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
+}
+_CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+# Keys of `actor` that veRL's policy losses read, by loss_mode; another loss of veRL is one line here and in Actor.
+# Its geo_mean, clip_cov and kl_cov are not offered: how a mini-batch is cut for memory would change their gradient.
+LOSS_KEYS: dict[str, tuple[str, ...]] = {
+    "vanilla": (*_CLIP, "clip_ratio_c"),
+    "gspo": _CLIP,
+    "sapo": ("tau_pos", "tau_neg"),
+    "gpg": (),
+    "cispo": _CLIP,
+    "dro": (),
+    "dppo_tv": (*_CLIP, "clip_ratio_c"),
+    "dppo_kl": (*_CLIP, "clip_ratio_c"),
 }
 # Keys of `server` that say something about an endpoint only.
 _ENDPOINT = ("api", "model", "api_key_env")
@@ -114,6 +128,8 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
     if config.rollout.n < 2 and config.iterations:
         raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    losses(config.actor, label)
+    schedule(config.actor, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
@@ -121,4 +137,47 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
             "or remove the key"
+        )
+
+
+def losses(actor: Actor, label: str) -> None:
+    """Refuse keys that the chosen loss does not use, and a loss that lacks one."""
+    mode, given = actor.policy_loss.loss_mode, actor.model_fields_set
+    for key in sorted({k for keys in LOSS_KEYS.values() for k in keys} - set(LOSS_KEYS[mode])):
+        if key in given:
+            users = " or ".join(m for m, keys in LOSS_KEYS.items() if key in keys)
+            raise ConfigError(
+                f"{label}: key 'actor.{key}' has no effect while actor.policy_loss.loss_mode is {mode}; remove it or "
+                f"set loss_mode to {users}"
+            )
+    if "clip_ratio" in given and None not in (actor.clip_ratio_low, actor.clip_ratio_high):
+        raise ConfigError(
+            f"{label}: key 'actor.clip_ratio' has no effect beside clip_ratio_low and clip_ratio_high; remove it"
+        )
+    if mode == "dro" and actor.policy_loss.dro_beta is None:
+        raise ConfigError(f"{label}: key 'actor.policy_loss.dro_beta' is required while loss_mode is dro")
+    if mode == "sapo" and actor.loss_agg_mode != "seq-mean-token-mean":
+        raise ConfigError(
+            f"{label}: actor.loss_agg_mode is {actor.loss_agg_mode}, but the loss sapo is a mean over sequences of "
+            "their means; set seq-mean-token-mean"
+        )
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+        raise ConfigError(
+            f"{label}: key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm: "
+            "without it a token would count by the longest row that happens to be beside it"
+        )
+
+
+def schedule(actor: Actor, label: str) -> None:
+    """Refuse a schedule without a horizon, or one that ends before it has warmed up."""
+    optim = actor.optim
+    if optim.lr_scheduler_type == "cosine" and optim.total_training_steps is None:
+        raise ConfigError(
+            f"{label}: key 'actor.optim.total_training_steps' is required while lr_scheduler_type is cosine: the "
+            "optimizer steps after which the rate is lowest, however many iterations there are"
+        )
+    if optim.total_training_steps is not None and optim.lr_warmup_steps >= optim.total_training_steps:
+        raise ConfigError(
+            f"{label}: actor.optim.lr_warmup_steps is {optim.lr_warmup_steps}, but the schedule ends after "
+            f"total_training_steps {optim.total_training_steps}; lower the one or raise the other"
         )

@@ -13,7 +13,7 @@ from openforge import config as c
 from openforge.config_reading import section
 
 ROOT = Path(__file__).resolve().parents[1]
-DECLARING = ("config.py", "config_checks.py", "config_docs.py", "config_reading.py")
+DECLARING = ("config.py", "config_checks.py", "config_docs.py", "config_reading.py", "config_training.py")
 SOURCE = "\n".join(
     p.read_text()
     for top, pattern in (("openforge", "**/*.py"), ("rules", "*.smk"), ("scripts", "*.py"))

@@ -9,6 +9,7 @@ so their number does not change the result.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import tempfile
@@ -40,11 +41,9 @@ import torch.distributed as dist  # noqa: E402
 from openforge import tables  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
 from openforge.train import checkpoint, verl_cpu  # noqa: E402
+from openforge.train.checks import check_samples  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError  # noqa: E402
 from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
-
-# veRL's default bound of a token's importance weight (algorithm.rollout_correction.rollout_is_threshold).
-IS_THRESHOLD = 2.0
 
 
 def say(line: str) -> None:
@@ -98,24 +97,42 @@ def check_advantages(rows: list[Row], norm_by_std: bool) -> None:
             )
 
 
+# Of veRL's figures on the correction: KL(sampler || trainer) by two estimators, the weights, and the share of them that
+# the bound cut.
+_CORRECTION = (
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/rollout_is_mean",
+    "rollout_corr/rollout_is_max",
+    "rollout_corr/rollout_is_ratio_fraction_high",
+)
+
+
+def _spread(value: float, row: Row) -> Any:
+    """A value on the trained tokens of a row, float32 (R)."""
+    return torch.from_numpy((value * row.mask).astype(np.float32))
+
+
 class Epoch:
     """One process's view of the job: rows, worker, and the columns that go with each row."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.config = job, job.typed
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.rows = [row_of(s) for s in tables.read_rows(job.samples, tables.SAMPLES)]
+        samples = tables.read_rows(job.samples, tables.SAMPLES)
+        check_samples(job, samples)
+        self.rows = [row_of(s) for s in samples]
         self.lengths = [len(r.token_ids) for r in self.rows]
         # The engine that shares prefixes is registered for the CPU only.
         self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
         self.metrics: list[dict[str, Any]] = []
-        longest = max(self.lengths)
-        if longest > self.config.actor.ppo_max_token_len_per_gpu:
-            raise TrainError(
-                f"{job.samples}: a row of {longest} tokens does not fit actor.ppo_max_token_len_per_gpu "
-                f"({self.config.actor.ppo_max_token_len_per_gpu}); write the samples again"
-            )
         check_advantages(self.rows, self.config.algorithm.norm_adv_by_std_in_grpo)
+
+    @property
+    def reference(self) -> Path:
+        """Checkpoint 0, whose KL the loss holds down."""
+        assert self.job.base is not None
+        return Path(self.job.base)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -144,25 +161,25 @@ class Epoch:
             **settings,
         )
 
-    def columns(self, worker: Any) -> dict[str, list[Any]]:
-        """Advantages and old log-probs over the responses, a tensor a row; importance weights where
-        decoupled."""
-        columns: dict[str, list[Any]] = {"advantages": [self._advantage(r) for r in self.rows]}
+    def columns(self, worker: Any, reference: list[Any] | None) -> dict[str, list[Any]]:
+        """What a row's loss needs beside its tokens, a tensor over the response a row; `reference` are the log-probs
+        of checkpoint 0 where there is a KL term."""
+        columns: dict[str, list[Any]] = {"advantages": [_spread(r.advantage, r) for r in self.rows]}
         if self.config.algorithm.rollout_correction.bypass_mode:
             columns["old_log_probs"] = [torch.from_numpy(r.recorded) for r in self.rows]
-            return columns
-        columns["old_log_probs"] = self._recomputed(worker)
-        columns["rollout_is_weights"] = self._importance(columns["old_log_probs"])
+        else:
+            columns["old_log_probs"] = self.log_probs(worker)
+            columns["rollout_is_weights"] = self._importance(columns["old_log_probs"])
+        if self.config.actor.loss_agg_mode == "seq-mean-token-mean":
+            # A mean over a sequence's tokens would weigh an episode by its rows: rows count by their share of its
+            # tokens. The other modes add tokens up, where every token counts once already.
+            columns["row_weights"] = [_spread(r.weight, r) for r in self.rows]
+        if reference is not None:
+            columns["ref_log_prob"] = reference
         return columns
 
-    def _advantage(self, row: Row) -> Any:
-        # A mean over a sequence's tokens would weigh an episode by its rows: rows count by their share of its
-        # tokens. The other modes add tokens up, where every token counts once already. The clipped objective
-        # is linear in a positive factor on the advantage, so the factor goes there.
-        factor = row.weight if self.config.actor.loss_agg_mode == "seq-mean-token-mean" else 1.0
-        return torch.from_numpy((row.advantage * factor * row.mask).astype(np.float32))
-
-    def _recomputed(self, worker: Any) -> list[Any]:
+    def log_probs(self, worker: Any) -> list[Any]:
+        """Log-probs of all rows under the worker's weights, a tensor (R) a row, on every process."""
         from openforge.train.worker import log_probs
 
         mine, _ = self.share(list(range(len(self.rows))))
@@ -178,15 +195,15 @@ class Epoch:
         def padded(values: list[Any]) -> Any:
             return torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
 
+        threshold = self.config.algorithm.rollout_correction.rollout_is_threshold
         weights, _, metrics = compute_rollout_correction_and_rejection_mask(
             old_log_prob=padded(old),
             rollout_log_prob=padded([torch.from_numpy(r.recorded) for r in self.rows]),
             response_mask=padded([torch.from_numpy(r.mask).float() for r in self.rows]),
             rollout_is="token",
-            rollout_is_threshold=IS_THRESHOLD,
+            rollout_is_threshold=threshold,
         )
-        keep = ("rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_max")
-        self.note(-1, {k: v for k, v in metrics.items() if k in keep})
+        self.note(-1, {k: v for k, v in metrics.items() if k in _CORRECTION})
         whole = weights.batch["rollout_is_weights"]
         return [whole[i, : len(r.mask)].clone() for i, r in enumerate(self.rows)]
 
@@ -197,7 +214,8 @@ class Epoch:
         actor = self.config.actor
         seed = (actor.data_loader_seed, self.job.iteration)
         plan = permutations(len(self.rows), actor.ppo_mini_batch_size, actor.ppo_epochs, seed)
-        entropy = actor.entropy_coeff != 0.0 or self.shared
+        # A figure to watch where it has no weight; on a GPU, its graph through the vocabulary would cost memory.
+        entropy = actor.entropy_coeff != 0.0 or self.config.trainer.device == "cpu"
         for n, indices in enumerate(plan):
             started, before = time.time(), _computed(worker)
             mine, pad = self.share(indices)
@@ -206,11 +224,7 @@ class Epoch:
             lengths = [self.lengths[i] for hand in hands for i in hand]
             values = step(worker, data, lengths, sum(self.rows[i].weight for i in indices))
             trained = sum(int(self.rows[i].mask.sum()) for i in indices)
-            apart, most = values.pop("diff_sum"), values.pop("diff_max")
-            if n == 0:
-                # Before the first update the trainer is checkpoint k-1: its distance from the sampler's
-                # log-probs.
-                values |= {"training/logprob_diff_mean": apart / trained, "training/logprob_diff_max": most}
+            self._finite(values, n, len(plan), indices)
             seconds = time.time() - started
             values |= {
                 "training/rows": len(indices),
@@ -225,6 +239,18 @@ class Epoch:
                 f"step {n + 1}/{len(plan)} loss {values['loss']:+.5f} grad_norm {values['grad_norm']:.4f} "
                 f"{len(indices)} rows {sum(lengths) / seconds:.0f} tok/s"
             )
+
+    def _finite(self, values: dict[str, float], n: int, steps: int, indices: list[int]) -> None:
+        """Stop before anything is written where a step gave no number: veRL would skip it and go on."""
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return
+        ids = sorted(self.rows[i].sample_id for i in indices)
+        more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+        raise TrainError(
+            f"iteration {self.job.iteration}, step {n + 1} of {steps}: the loss is {values['loss']}, the gradient norm "
+            f"{values['grad_norm']}, on samples {', '.join(ids[:3])}{more}; nothing was written, checkpoint "
+            f"{self.job.iteration - 1} stays: lower actor.optim.lr or look at these rows"
+        )
 
 
 def _computed(worker: Any) -> int:
@@ -279,12 +305,17 @@ def main(path: Path) -> None:
     gc.enable()
     imported = time.time()
     epoch = Epoch(job)
+    reference = None
+    if epoch.config.actor.use_kl_loss:
+        # Gone again before the policy is loaded: two models are never in memory at once.
+        reference = epoch.log_probs(build(epoch.reference, epoch.config))
+        gc.collect()
     worker = build(Path(job.checkpoint_in), epoch.config)
     if job.state_in is not None and checkpoint.world_size(Path(job.state_in)):
         resume(worker, Path(job.state_in), epoch.config)
     loaded = time.time()
     say(f"{len(epoch.rows)} rows; imports {imported - _STARTED:.1f} s, model {loaded - imported:.1f} s")
-    columns = epoch.columns(worker)
+    columns = epoch.columns(worker, reference)
     recomputed = time.time()
     epoch.steps(worker, columns)
     stepped = time.time()
@@ -294,6 +325,8 @@ def main(path: Path) -> None:
         {
             "training/rows": len(rows),
             "training/episodes": len({r.episode_id for r in rows}),
+            "training/rows_per_episode": len(rows) / len({r.episode_id for r in rows}),
+            "training/staleness": sum(r.staleness(job.iteration) for r in rows) / len(rows),
             "training/trained_tokens": sum(int(r.mask.sum()) for r in rows),
             "training/length_mean": sum(epoch.lengths) / len(rows),
             "training/length_max": max(epoch.lengths),

@@ -35,6 +35,7 @@ class Job:
         metrics_out: metrics.parquet of the iteration.
         config: the run's configuration, as `RunConfig.model_dump(mode="json")`.
         config_digest: digest of the configuration, kept in checkpoint.json.
+        base: folder of checkpoint 0, where `needs_base` says that training reads it.
     """
 
     run: str
@@ -47,6 +48,7 @@ class Job:
     metrics_out: str
     config: dict[str, Any]
     config_digest: str
+    base: str | None = None
 
     @property
     def typed(self) -> RunConfig:
@@ -59,3 +61,8 @@ class Job:
     @staticmethod
     def read(path: Path) -> Job:
         return Job(**json.loads(path.read_text()))
+
+
+def needs_base(config: RunConfig) -> bool:
+    """Whether training reads checkpoint 0 beside k-1: as the reference of a KL term."""
+    return config.actor.use_kl_loss

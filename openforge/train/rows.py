@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from openforge.train.job import TrainError
-
 
 @dataclass(frozen=True)
 class Row:
@@ -21,6 +19,7 @@ class Row:
         advantage: the episode's advantage.
         reward: the episode's reward.
         weight: share of the row in its episode.
+        policy_version: what sampled it, ITERATION@SHA256.
     """
 
     sample_id: str
@@ -32,25 +31,21 @@ class Row:
     advantage: float
     reward: float
     weight: float
+    policy_version: str
 
     @property
     def prompt_length(self) -> int:
         return len(self.token_ids) - len(self.mask)
 
+    def staleness(self, iteration: int) -> int:
+        """Iterations between what sampled the row and checkpoint `iteration` - 1, from which it is trained."""
+        return iteration - 1 - int(self.policy_version.partition("@")[0])
+
 
 def row_of(sample: Mapping[str, Any]) -> Row:
-    """A row of the samples table as a `Row`.
-
-    Raises:
-        TrainError: lengths that disagree, nothing trained, or a trained token without one before it.
-    """
+    """A row of the samples table as a `Row`, checked already (openforge/train/checks.py)."""
     ids, mask = np.asarray(sample["token_ids"], np.int64), np.asarray(sample["loss_mask"], np.int64)
     trained = np.flatnonzero(mask)
-    lengths = {len(sample[c]) for c in ("token_ids", "loss_mask", "logprobs", "rewards", "advantages")}
-    if len(lengths) != 1 or not len(trained) or trained[0] == 0:
-        raise TrainError(
-            f"sample {sample['sample_id']}: its lists must be equally long and train a token that is not the first"
-        )
     start = int(trained[0])
     return Row(
         sample["sample_id"],
@@ -62,6 +57,7 @@ def row_of(sample: Mapping[str, Any]) -> Row:
         float(sample["advantages"][start]),
         float(sample["rewards"][int(trained[-1])]),
         float(sample["weight"]),
+        sample["policy_version"],
     )
 
 
