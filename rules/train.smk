@@ -21,9 +21,7 @@ def state_before(wildcards):
 
 def base_of(wildcards):
     """Checkpoint 0, where training reads it beside k-1."""
-    return (
-        settled(marker(wildcards.run, 0)) if needs_base(RUNS[wildcards.run]) else []
-    )
+    return settled(marker(wildcards.run, 0)) if needs_base(RUNS[wildcards.run]) else []
 
 
 rule train:
