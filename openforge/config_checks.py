@@ -130,6 +130,7 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
     losses(config.actor, label)
     schedule(config.actor, label)
+    memory(config.actor, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
@@ -180,4 +181,15 @@ def schedule(actor: Actor, label: str) -> None:
         raise ConfigError(
             f"{label}: actor.optim.lr_warmup_steps is {optim.lr_warmup_steps}, but the schedule ends after "
             f"total_training_steps {optim.total_training_steps}; lower the one or raise the other"
+        )
+
+
+def memory(actor: Actor, label: str) -> None:
+    """Refuse keys of adapters without adapters, and micro-batches of no size."""
+    for key in ("lora_alpha", "target_modules"):
+        if not actor.model.lora_rank and key in actor.model.model_fields_set:
+            raise ConfigError(f"{label}: key 'actor.model.{key}' has no effect while lora_rank is 0; remove it")
+    if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
+        raise ConfigError(
+            f"{label}: key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false"
         )

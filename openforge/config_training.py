@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openforge.config_reading import Above0, NonNegative, Positive, Section, Seed, Share, only_if
+from openforge.config_reading import Above0, NonNegative, Positive, Section, Seed, Share, Text, only_if
 
 
 class Optim(Section):
@@ -47,13 +47,34 @@ class PolicyLoss(Section):
     )
 
 
+class Model(Section):
+    """How the policy is trained (veRL's `actor_rollout_ref.model`)."""
+
+    lora_rank: NonNegative = Field(default=0, description="Rank of LoRA's adapters; 0 trains all weights.")
+    lora_alpha: Positive = Field(default=16, description="LoRA: adapters count lora_alpha / lora_rank times.")
+    target_modules: Annotated[tuple[Text, ...], Field(strict=False)] | Text = Field(
+        default="all-linear",
+        description="LoRA: names of linear layers, a list or one pattern; `all-linear` is all but the head.",
+    )
+    enable_gradient_checkpointing: bool | None = Field(
+        default=None, description="Compute activations anew in the backward pass; NULL does on a GPU only."
+    )
+
+
 class Actor(Section):
     """The policy's update (veRL's `actor_rollout_ref.actor`)."""
 
     optim: Optim = Field(default_factory=Optim, description="Optimizer.")
+    model: Model = Field(default_factory=Model, description="How the policy is trained.")
     ppo_mini_batch_size: Positive = Field(default=64, description="Training rows an optimizer step.")
     ppo_epochs: Positive = Field(default=1, description="Passes over an iteration's rows.")
+    use_dynamic_bsz: bool = Field(
+        default=True, description="Cut micro-batches by ppo_max_token_len_per_gpu, else by rows."
+    )
     ppo_max_token_len_per_gpu: Positive = Field(default=16384, description="Tokens of a micro-batch; a row must fit.")
+    ppo_micro_batch_size_per_gpu: Positive | None = Field(
+        default=None, description="Rows of a micro-batch, required.", json_schema_extra=only_if(use_dynamic_bsz=False)
+    )
     policy_loss: PolicyLoss = Field(default_factory=PolicyLoss, description="Policy loss.")
     clip_ratio: Above0 = Field(default=0.2, description="Clip of the ratio where low or high are not given.")
     clip_ratio_low: Above0 | None = Field(default=None, description="Lower clip: the ratio is kept above 1 - it.")

@@ -49,6 +49,10 @@ def refused(tmp_path: Path, text: str, name: str = "mine", overrides=None) -> st
             "key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm",
         ),
         (
+            "actor: {use_dynamic_bsz: false}",
+            "key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false",
+        ),
+        (
             "actor: {optim: {lr_scheduler_type: cosine}}",
             "key 'actor.optim.total_training_steps' is required while lr_scheduler_type is cosine",
         ),
@@ -203,6 +207,8 @@ def test_missing_keys_are_named(tmp_path):
             "key 'actor.clip_ratio_low' has no effect while actor.policy_loss.loss_mode is gpg",
         ),
         ("actor: {tau_pos: 2}", "key 'actor.tau_pos' has no effect while actor.policy_loss.loss_mode is vanilla"),
+        ("actor: {model: {lora_alpha: 8}}", "key 'actor.model.lora_alpha' has no effect while lora_rank is 0"),
+        ("actor: {ppo_micro_batch_size_per_gpu: 2}", "key 'actor.ppo_micro_batch_size_per_gpu' has no effect while"),
         (
             "actor: {clip_ratio: 0.1, clip_ratio_low: 0.2, clip_ratio_high: 0.3}",
             "key 'actor.clip_ratio' has no effect beside clip_ratio_low and clip_ratio_high",

@@ -40,9 +40,9 @@ import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
-from openforge.train import checkpoint, verl_cpu  # noqa: E402
+from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
 from openforge.train.checks import check_samples  # noqa: E402
-from openforge.train.job import PROGRESS, REFUSED, Job, TrainError  # noqa: E402
+from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
 from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
 
 
@@ -125,14 +125,9 @@ class Epoch:
         self.lengths = [len(r.token_ids) for r in self.rows]
         # The engine that shares prefixes is registered for the CPU only.
         self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
+        self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
         check_advantages(self.rows, self.config.algorithm.norm_adv_by_std_in_grpo)
-
-    @property
-    def reference(self) -> Path:
-        """Checkpoint 0, whose KL the loss holds down."""
-        assert self.job.base is not None
-        return Path(self.job.base)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -144,6 +139,9 @@ class Epoch:
         ranks."""
         hands = deal(indices, self.lengths, self.world)
         mine, most = hands[self.rank], max(map(len, hands))
+        if not self.config.actor.use_dynamic_bsz:
+            # veRL cuts equal micro-batches only.
+            most = -(-most // self.size) * self.size
         filler = min(indices, key=lambda i: self.lengths[i])
         return mine + [filler] * (most - len(mine)), most - len(mine)
 
@@ -270,7 +268,7 @@ def save(job: Job, worker: Any, metrics: list[dict[str, Any]]) -> None:
             checkpoint.copy_companions(Path(job.checkpoint_in), model)
             _parts(job, worker, state, model)
             version = checkpoint.write_card(model, job, trained=True)
-            checkpoint.write_state_card(state, job, version, dist.get_world_size())
+            checkpoint.write_state_card(state, job, version, dist.get_world_size(), lora_of(job.typed))
         tables.write_table(job.metrics_out, tables.METRICS, metrics)
     dist.barrier()
 
@@ -287,10 +285,31 @@ def _parts(job: Job, worker: Any, state: Path | None, model: Path) -> None:
     where = [None if state is None else str(state)]
     dist.broadcast_object_list(where, src=0)
     worker.save_checkpoint(where[0], global_step=job.iteration)
-    full = weights(worker)
+    full, options = weights(worker), job.typed.actor.model
     if state is not None:
+        if options.lora_rank:
+            lora.save(worker.engine.module, full, state / lora.ADAPTER)
+            full = lora.merged(full, options.lora_alpha / options.lora_rank)
         save_file(full, model / "model.safetensors", metadata={"format": "pt"})
     write_probe(worker.engine.module, model)
+
+
+def _base(job: Job) -> Path:
+    assert job.base is not None  # openforge/train/job.py: needs_base
+    return Path(job.base)
+
+
+def _worker(job: Job) -> Any:
+    """The policy of checkpoint k-1, with the optimizer of state k-1 where anything was trained yet."""
+    from openforge.train.worker import build, resume
+
+    adapters = job.typed.actor.model.lora_rank > 0
+    state = Path(job.state_in) if job.state_in is not None and checkpoint.world_size(Path(job.state_in)) else None
+    model = _base(job) if adapters else Path(job.checkpoint_in)
+    worker = build(model, job.typed, state / lora.ADAPTER if adapters and state is not None else None)
+    if state is not None:
+        resume(worker, state, job.typed)
+    return worker
 
 
 def main(path: Path) -> None:
@@ -298,7 +317,7 @@ def main(path: Path) -> None:
     job = Job.read(path)
     torch.set_num_threads(job.typed.trainer.threads)
     start_processes()
-    from openforge.train.worker import build, resume
+    from openforge.train.worker import build
 
     # What was imported stays: collections need not walk through it again.
     gc.freeze()
@@ -308,11 +327,9 @@ def main(path: Path) -> None:
     reference = None
     if epoch.config.actor.use_kl_loss:
         # Gone again before the policy is loaded: two models are never in memory at once.
-        reference = epoch.log_probs(build(epoch.reference, epoch.config))
+        reference = epoch.log_probs(build(_base(job), epoch.config, reference=True))
         gc.collect()
-    worker = build(Path(job.checkpoint_in), epoch.config)
-    if job.state_in is not None and checkpoint.world_size(Path(job.state_in)):
-        resume(worker, Path(job.state_in), epoch.config)
+    worker = _worker(job)
     loaded = time.time()
     say(f"{len(epoch.rows)} rows; imports {imported - _STARTED:.1f} s, model {loaded - imported:.1f} s")
     columns = epoch.columns(worker, reference)

@@ -64,5 +64,11 @@ class Job:
 
 
 def needs_base(config: RunConfig) -> bool:
-    """Whether training reads checkpoint 0 beside k-1: as the reference of a KL term."""
-    return config.actor.use_kl_loss
+    """Whether training reads checkpoint 0 beside k-1: as the reference of a KL term, or as what adapters are on."""
+    return config.actor.use_kl_loss or config.actor.model.lora_rank > 0
+
+
+def lora_of(config: RunConfig) -> dict[str, Any] | None:
+    """What makes an adapter that can be trained on: rank, alpha and target modules; None without LoRA."""
+    model = config.actor.model.model_dump(mode="json", include={"lora_rank", "lora_alpha", "target_modules"})
+    return dict(model) if model["lora_rank"] else None

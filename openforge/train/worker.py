@@ -25,22 +25,32 @@ from verl.workers.utils.padding import response_from_nested
 
 from openforge.config import RunConfig
 from openforge.config_training import Optim
+from openforge.train.job import TrainError
 from openforge.train.losses import policy_loss
 from openforge.train.rows import Row
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
 
-def build(model: Path, config: RunConfig) -> TrainingWorker:
-    """A worker with the model of a Hugging Face folder loaded, its optimizer fresh, and the policy's loss set."""
+def build(model: Path, config: RunConfig, adapter: Path | None = None, reference: bool = False) -> TrainingWorker:
+    """A worker with the model of a Hugging Face folder loaded, its optimizer fresh, and the policy's loss set.
+
+    With LoRA the model is what adapters are on: `adapter` holds those so far, else they are fresh and change nothing
+    yet. A `reference` has none.
+    """
     actor, cpu = config.actor, config.trainer.device == "cpu"
+    asked = actor.model.enable_gradient_checkpointing
+    # Fresh adapters are drawn; what else is drawn before does not matter.
+    torch.manual_seed(config.seed)
     compute = "fp32" if cpu else "bf16"
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         model_dtype="fp32",
         mixed_precision={"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         use_torch_compile=not cpu,
-        use_dynamic_bsz=True,
+        use_dynamic_bsz=actor.use_dynamic_bsz,
+        micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
+        infer_micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
         max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
         infer_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
         # On CPU nothing is gained by giving memory back between forward and backward.
@@ -55,7 +65,11 @@ def build(model: Path, config: RunConfig) -> TrainingWorker:
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
                 use_remove_padding=True,
-                enable_gradient_checkpointing=not cpu,
+                enable_gradient_checkpointing=not cpu if asked is None else asked,
+                lora_rank=0 if reference else actor.model.lora_rank,
+                lora_alpha=actor.model.lora_alpha,
+                target_modules=_modules(actor.model.target_modules),
+                lora_adapter_path=None if adapter is None else str(adapter),
                 override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
             ),
             engine_config=engine,
@@ -71,6 +85,10 @@ def build(model: Path, config: RunConfig) -> TrainingWorker:
     _hold_after(worker.engine.lr_scheduler, actor.optim)
     worker.set_loss_fn(partial(policy_loss, config=_actor_config(config, engine, optimizer)))
     return worker
+
+
+def _modules(targets: str | tuple[str, ...]) -> str | list[str]:
+    return targets if isinstance(targets, str) else list(targets)
 
 
 def _optimizer_config(optim: Optim) -> FSDPOptimizerConfig:
@@ -143,6 +161,11 @@ def weights(worker: TrainingWorker) -> dict[str, torch.Tensor]:
     for name, value in worker.engine.module.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         full[name] = whole.detach().cpu().contiguous()
+        if not bool(torch.isfinite(full[name]).all()):
+            raise TrainError(
+                f"the last step left {name} without a number; nothing was written, the checkpoint before stays: lower "
+                "actor.optim.lr"
+            )
     return full
 
 

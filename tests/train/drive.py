@@ -26,7 +26,7 @@ from openforge.policy.weights import read_checkpoint, write_checkpoint
 from openforge.train.job import Job, TrainError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle import Oracle, advantages, log_probs
+from oracle import Oracle, adapt, advantages, log_probs
 
 Json = dict[str, Any]
 VOCABULARY = 61
@@ -195,9 +195,29 @@ def metric(spec: Job, name: str) -> list[float]:
     return [r["value"] for r in sorted(rows, key=lambda r: r["step"]) if r["name"] == name]
 
 
+def fresh_adapters(base: Path, settings: RunConfig) -> dict[str, Any]:
+    """A of each adapted layer as a job begins with it; B is 0."""
+    if not settings.actor.model.lora_rank:
+        return {}
+    from openforge.train.worker import build, weights
+
+    epoch.start_processes()
+    full = weights(build(base, settings))
+    torch.distributed.destroy_process_group()
+    assert not any(t.any() for name, t in full.items() if ".lora_B" in name)
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.default.weight"): t
+        for name, t in full.items()
+        if ".lora_A" in name
+    }
+
+
 def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings: RunConfig) -> Json:
     """Chained jobs and the oracle on the same samples: differences, relative where values are above 1."""
     model = AutoModelForCausalLM.from_pretrained(base)
+    starts = fresh_adapters(base, settings)
+    if starts:
+        adapt(model, starts, settings.actor.model.lora_alpha / settings.actor.model.lora_rank)
     oracle = Oracle(model, settings.model_dump(mode="json"))
     worst: Json = {"loss": 0.0, "grad_norm": 0.0, "steps": 0, "lr": []}
     apart: list[float] = []
@@ -225,8 +245,24 @@ def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings
     worst["moved"] = float((before - ours).abs().max())
     # Sums cancel, so that what a loss is exact to goes by the largest.
     worst |= {"first_loss": apart[0] / max(1, losses[0]), "loss": max(apart) / max(1, *losses), "smallest": min(losses)}
+    worst |= adapter_of(spec, model, starts)
     worst["untied"] = "lm_head.weight" in load_file(Path(spec.checkpoint_out) / "model.safetensors")
     return worst
+
+
+def adapter_of(spec: Job, model: Any, starts: dict[str, Any]) -> Json:
+    """Layers that are adapted, and the largest difference of the checkpoint's merged weights to the oracle's."""
+    if not starts:
+        return {"adapted": 0, "adapter": sorted(p.name for p in Path(spec.state_out).glob("adapter/*"))}
+    written = load_file(Path(spec.checkpoint_out) / "model.safetensors")
+    apart = [float((written.pop(f"{name}.weight") - model.get_submodule(name).weight).abs().max()) for name in starts]
+    before = load_file(Path(spec.base or "") / "model.safetensors")
+    return {
+        "adapted": len(starts),
+        "merged": max(apart),
+        "others_kept": all(torch.equal(t, before[name]) for name, t in written.items()),
+        "adapter": sorted(p.name for p in Path(spec.state_out).glob("adapter/*")),
+    }
 
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -273,14 +309,14 @@ def kl_kinds(run: Path, base: Path, samples: list[Json]) -> Json:
     return out
 
 
-def diverging(run: Path, base: Path, samples: list[Json]) -> Json:
+def diverging(run: Path, base: Path, samples: list[Json], **actor: Any) -> Json:
     """A learning rate that leaves no number: the sentence, and what was written."""
-    spec = job(run, base, 1, samples, config(optim={"lr": 1e38}))
+    spec = job(run, base, 1, samples, config(optim={"lr": 1e38}, **actor))
     try:
         run_job(spec)
     except TrainError as e:
         torch.distributed.destroy_process_group()
-        return {"refused": str(e), "written": sorted(p.name for p in run.iterdir() if p.is_dir())}
+        return {"refused": str(e), "written": sorted(p.name for p in run.glob("*/*"))}
     return {"refused": None}
 
 
@@ -364,12 +400,22 @@ def main(folder: Path) -> Json:
         "dppo_kl": config(loss("dppo_kl"), clip_ratio=0.01),
         "kl_loss": config(use_kl_loss=True, kl_loss_coef=0.5, loss_agg_mode=means, entropy_coeff=-0.01),
         "schedule": config(optim=COSINE),
+        "lora": config(bypass=False, model={"lora_rank": 4, "lora_alpha": 8}, use_kl_loss=True, optim={"lr": 1e-2}),
+        "lora_some": config(
+            model={"lora_rank": 2, "target_modules": ["q_proj", "down_proj"], "enable_gradient_checkpointing": True}
+        ),
+        "checkpointing": config(model={"enable_gradient_checkpointing": True}),
+        "micro_rows": config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2),
+        "micro_tokens": config(bypass=False, ppo_max_token_len_per_gpu=40, loss_agg_mode=means),
     }
     out: Json = {name: against_oracle(folder / name, base, two, settings) for name, settings in cases.items()}
     out["engines"] = engines(folder, base, two[0])
     out["advantages"] = verl_advantages(two[0])
     out["kl"] = kl_kinds(folder / "kl", base, two[0])
     out["diverging"] = diverging(folder / "diverging", base, two[0])
+    out["diverging_at_last"] = diverging(
+        folder / "diverging_at_last", base, two[0], ppo_mini_batch_size=100, ppo_epochs=1
+    )
     out["rows"] = {}
     for mode in MODES:
         merged = whole_batch(folder / f"merged-{mode}", base, two[0], mode)

@@ -96,6 +96,31 @@ def rate(optim: Json, step: int) -> float:
     return float(optim["lr"] * (least + (1 - least) * (1 + math.cos(math.pi * done)) / 2))
 
 
+class Adapted(torch.nn.Module):
+    """A linear layer whose weight is W + alpha / rank B A (arXiv 2106.09685), of which B and A are trained."""
+
+    def __init__(self, layer: Any, a: torch.Tensor, scale: float) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, scale
+        self.a = torch.nn.Parameter(a.clone())
+        self.b = torch.nn.Parameter(torch.zeros(layer.out_features, len(a)))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.layer.weight + self.scale * self.b @ self.a
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.layer.bias)
+
+
+def adapt(model: Any, starts: dict[str, torch.Tensor], scale: float) -> None:
+    """Put adapters on the layers of `model` that `starts` names, with these first A; all else is frozen."""
+    model.requires_grad_(False)
+    for name, a in starts.items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, Adapted(model.get_submodule(name), a, scale))
+
+
 class Oracle:
     """Holds model, reference and AdamW over iterations."""
 
