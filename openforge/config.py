@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import models_json_schema
@@ -22,6 +22,7 @@ from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
 from openforge.config_reading import ConfigError, only_if, read_yaml
+from openforge.samples.credit import ESTIMATORS
 
 __all__ = [
     "Cell",
@@ -42,6 +43,12 @@ __all__ = [
 RUN_NAME = re.compile(r"[a-z0-9_]+")
 # Given with --config like a key, but a command and no part of a configuration.
 FROM_ITERATION = "from_iteration"
+
+
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal[tuple(ESTIMATORS)]
 
 
 class Section(BaseModel):
@@ -254,9 +261,16 @@ class RolloutCorrection(Section):
 class Algorithm(Section):
     """Credit (veRL's `algorithm`)."""
 
-    adv_estimator: Literal["grpo"] = Field(default="grpo", description="Advantage estimator.")
+    adv_estimator: EstimatorName = Field(default="grpo", description="Advantage estimator.")
     norm_adv_by_std_in_grpo: bool = Field(
-        default=True, description="Divide a group's advantages by its standard deviation."
+        default=True,
+        description="Divide a group's advantages by its standard deviation.",
+        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.by_std]),
+    )
+    gamma: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage.",
+        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None]),
     )
     rollout_correction: RolloutCorrection = Field(
         default_factory=RolloutCorrection, description="Where old logprobs come from."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from openforge.config_reading import ConfigError
+from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
@@ -112,8 +113,12 @@ def training(config: RunConfig, label: str) -> None:
             )
     if config.sampling.temperature == 0:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
-    if config.rollout.n < 2 and config.iterations:
-        raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    estimator = config.algorithm.adv_estimator
+    within = ESTIMATORS[estimator].within
+    if config.rollout.n * (config.data.train_batch_size if within == "iteration" else 1) < 2 and config.iterations:
+        raise ConfigError(
+            f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
+        )
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")

@@ -2,12 +2,13 @@
 
 import json
 
-from openforge import samples, tables
+from openforge import tables
 from openforge.job import job
+from openforge.samples.build import build
 
 with job("samples", snakemake) as j:  # noqa: F821
     paths = snakemake.input  # noqa: F821
-    result = samples.build(
+    result = build(
         tables.read_rows(list(paths.episodes), tables.EPISODES),
         tables.read_rows(paths.scores, tables.SCORES),
         tables.read_rows(list(paths.calls), tables.CALLS),

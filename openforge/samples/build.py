@@ -16,7 +16,7 @@ from typing import Any
 from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
-from openforge.samples.credit import ESTIMATORS, degenerate
+from openforge.samples.credit import ESTIMATORS, degenerate, discounts
 from openforge.samples.merge import Merged, SamplesError, merge
 
 Row = Mapping[str, Any]
@@ -40,6 +40,10 @@ class _Episode:
     reward: float
     outcome: float
     merged: list[Merged]
+
+    @property
+    def name(self) -> str:
+        return str(self.row["episode_id"])
 
 
 def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], config: RunConfig) -> Result:
@@ -127,24 +131,33 @@ def _credit(
     groups: Mapping[str, list[_Episode]], config: RunConfig, lost: Counter[str], unused: Counter[str]
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Samples of the groups that teach something; the others' episodes and calls are counted as lost."""
-    samples: list[dict[str, Any]] = []
-    lost_groups: Counter[str] = Counter()
+    algorithm, lost_groups = config.algorithm, Counter[str]()
+    estimator = ESTIMATORS[algorithm.adv_estimator]
+    everyone = [e for members in groups.values() for e in members]
+    kept: dict[str, list[_Episode]] = {}
     for group, members in groups.items():
-        reason = _teaches_nothing(members)
+        reason = _teaches_nothing(members if estimator.within == "group" else everyone)
         if reason:
             lost_groups[reason] += 1
             lost[reason] += len(members)
             unused[f"group: {reason}"] += sum(len(m.calls) for e in members for m in e.merged)
             continue
         _one_policy(group, members, config)
-        rewards = {str(e.row["episode_id"]): e.reward for e in members}
-        advantages = ESTIMATORS[config.algorithm.adv_estimator](rewards, config.algorithm.norm_adv_by_std_in_grpo)
-        for e in members:
-            samples += _samples(e, advantages[str(e.row["episode_id"])])
-    return samples, lost_groups
+        kept[group] = members
+    advantages: dict[str, float] | None = None
+    if estimator.formula is not None and kept:
+        rewards = {group: {e.name: e.reward for e in members} for group, members in kept.items()}
+        advantages = estimator.formula(rewards, algorithm.norm_adv_by_std_in_grpo)
+    return [
+        row
+        for members in kept.values()
+        for e in members
+        for row in _samples(e, None if advantages is None else advantages[e.name], algorithm.gamma)
+    ], lost_groups
 
 
 def _teaches_nothing(members: Sequence[_Episode]) -> str | None:
+    """Why advantages that are relative to one another's rewards say nothing about `members`."""
     if len(members) < 2:
         return "singleton_group"
     if degenerate([e.outcome for e in members]) or degenerate([e.reward for e in members]):
@@ -169,8 +182,8 @@ def _one_policy(group: str, members: Sequence[_Episode], config: RunConfig) -> N
         )
 
 
-def _samples(episode: _Episode, advantage: float) -> list[dict[str, Any]]:
-    e = str(episode.row["episode_id"])
+def _samples(episode: _Episode, advantage: float | None, gamma: float) -> list[dict[str, Any]]:
+    e, discount = episode.name, discounts([c for m in episode.merged for c in m.calls], gamma)
     total = sum(m.trained_tokens for m in episode.merged)
     return [
         {
@@ -183,7 +196,7 @@ def _samples(episode: _Episode, advantage: float) -> list[dict[str, Any]]:
             "logprobs": m.logprobs,
             # A row ends with a response, so its last token is its last trained one.
             "rewards": [0.0] * (len(m.token_ids) - 1) + [episode.reward],
-            "advantages": [advantage * x for x in m.loss_mask],
+            "advantages": None if advantage is None else [advantage * x for x in m.spread(discount)],
             # By trained tokens, not by rows: a mean over all of an episode's tokens is then the weighted mean
             # of its rows' means, however the episode was cut into rows.
             "weight": m.trained_tokens / total,

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
+from openforge.config import Algorithm  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
+from openforge.samples.credit import ESTIMATORS  # noqa: E402
 from openforge.train import checkpoint, verl_cpu  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError  # noqa: E402
 from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
@@ -69,33 +72,47 @@ def start_processes() -> None:
     verl_cpu.register_engines()
 
 
-def check_advantages(rows: list[Row], norm_by_std: bool) -> None:
-    """The table's advantages against veRL's own estimator over one row an episode.
+def credited(rows: list[Row], algorithm: Algorithm) -> list[Row]:
+    """Rows with the advantages of veRL's own estimator, over one row an episode, where the table leaves them to it.
 
     Raises:
-        TrainError: an episode's advantage is another than veRL's.
+        TrainError: the table has an advantage that is another than veRL's.
     """
+    from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     firsts = episodes(rows)
-    rewards = torch.tensor([[r.reward] for r in firsts])
+    rewards = torch.tensor([[r.reward] for r in firsts], dtype=torch.float64)
     groups = np.array([r.group_id for r in firsts], dtype=object)
-    estimate = get_adv_estimator_fn("grpo")
+    by_std = algorithm.norm_adv_by_std_in_grpo
+    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
     found, _ = estimate(
-        token_level_rewards=rewards.clone(),
+        token_level_rewards=rewards,
         response_mask=torch.ones_like(rewards),
         index=groups,
-        norm_adv_by_std_in_grpo=norm_by_std,
+        norm_adv_by_std_in_grpo=by_std,
+        config=AlgoConfig(norm_adv_by_std_in_grpo=by_std),
     )
-    for row, value in zip(firsts, found[:, 0].tolist(), strict=True):
-        # A group whose rewards hardly differ divides float32's rounding by its standard deviation.
-        group = rewards[groups == row.group_id]
-        noise = 4e-7 * float(group.abs().max()) / (float(group.std()) + 1e-6) if norm_by_std else 0.0
-        if abs(row.advantage - value) > 1e-5 + noise:
+    advantage = {r.episode_id: float(value) for r, value in zip(firsts, found[:, 0], strict=True)}
+    if firsts[0].advantages is None:
+        return [replace(r, advantages=np.full(len(r.mask), advantage[r.episode_id], np.float32) * r.mask) for r in rows]
+    # The last call of an episode has all of its advantage, the others a discounted one.
+    stored: dict[str, float] = {}
+    for r in rows:
+        stored[r.episode_id] = max(stored.get(r.episode_id, 0.0), *r.advantages.tolist(), key=abs)
+    within = ESTIMATORS[algorithm.adv_estimator].within
+    for row in firsts:
+        mates = torch.from_numpy((groups == row.group_id) | (within == "iteration"))
+        raw, its = rewards[mates], found[mates]
+        # Rewards stand in the table as float32: dividing by a small spread magnifies their rounding.
+        noise = 4e-7 * float(raw.abs().max() * (its.max() - its.min()) / (raw.max() - raw.min()))
+        if not abs(stored[row.episode_id] - advantage[row.episode_id]) <= 1e-6 + noise:
             raise TrainError(
                 f"episode {row.episode_id} of group {row.group_id}: its advantage in the samples table is "
-                f"{row.advantage:.6f}, but veRL's estimator gives {value:.6f}; write the samples again"
+                f"{stored[row.episode_id]:.6f}, but veRL's estimator {algorithm.adv_estimator} gives "
+                f"{advantage[row.episode_id]:.6f}; write the samples again"
             )
+    return rows
 
 
 class Epoch:
@@ -115,7 +132,7 @@ class Epoch:
                 f"{job.samples}: a row of {longest} tokens does not fit actor.ppo_max_token_len_per_gpu "
                 f"({self.config.actor.ppo_max_token_len_per_gpu}); write the samples again"
             )
-        check_advantages(self.rows, self.config.algorithm.norm_adv_by_std_in_grpo)
+        self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -160,7 +177,7 @@ class Epoch:
         # tokens. The other modes add tokens up, where every token counts once already. The clipped objective
         # is linear in a positive factor on the advantage, so the factor goes there.
         factor = row.weight if self.config.actor.loss_agg_mode == "seq-mean-token-mean" else 1.0
-        return torch.from_numpy((row.advantage * factor * row.mask).astype(np.float32))
+        return torch.from_numpy((row.advantages * factor * row.mask).astype(np.float32))
 
     def _recomputed(self, worker: Any) -> list[Any]:
         from openforge.train.worker import log_probs

@@ -18,7 +18,8 @@ class Row:
     Attributes:
         mask: 1 where a response token is trained, int64 (R).
         recorded: log-probs recorded by the sampler, float32 (R), 0 where nothing is trained.
-        advantage: the episode's advantage.
+        advantages: advantages of the response tokens, 0 where nothing is trained, float32 (R); None where the table
+            leaves them to the training job.
         reward: the episode's reward.
         weight: share of the row in its episode.
     """
@@ -29,7 +30,7 @@ class Row:
     token_ids: Any
     mask: Any
     recorded: Any
-    advantage: float
+    advantages: Any
     reward: float
     weight: float
 
@@ -46,7 +47,8 @@ def row_of(sample: Mapping[str, Any]) -> Row:
     """
     ids, mask = np.asarray(sample["token_ids"], np.int64), np.asarray(sample["loss_mask"], np.int64)
     trained = np.flatnonzero(mask)
-    lengths = {len(sample[c]) for c in ("token_ids", "loss_mask", "logprobs", "rewards", "advantages")}
+    columns = ("token_ids", "loss_mask", "logprobs", "rewards", "advantages")
+    lengths = {len(sample[c]) for c in columns if c != "advantages" or sample[c] is not None}
     if len(lengths) != 1 or not len(trained) or trained[0] == 0:
         raise TrainError(
             f"sample {sample['sample_id']}: its lists must be equally long and train a token that is not the first"
@@ -59,7 +61,7 @@ def row_of(sample: Mapping[str, Any]) -> Row:
         ids,
         mask[start:],
         np.asarray(sample["logprobs"], np.float32)[start:],
-        float(sample["advantages"][start]),
+        None if sample["advantages"] is None else np.asarray(sample["advantages"], np.float32)[start:],
         float(sample["rewards"][int(trained[-1])]),
         float(sample["weight"]),
     )

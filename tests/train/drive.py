@@ -19,7 +19,7 @@ from safetensors.torch import load_file  # isort: skip
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # isort: skip
 
 from openforge import tables
-from openforge.config import RunConfig
+from openforge.config import Algorithm, RunConfig
 from openforge.policy.weights import write_checkpoint
 from openforge.train.job import Job, TrainError
 
@@ -251,9 +251,9 @@ def verl_advantages(samples: list[Json]) -> Json:
         ours = advantages(samples, norm)
         worst = max(worst, *(abs(float(f) - ours[e]) for f, e in zip(found[:, 0], reward, strict=True)))
     rows = [row_of(s) for s in samples]
-    epoch.check_advantages(rows, norm_by_std=True)
+    epoch.credited(rows, Algorithm())
     try:
-        epoch.check_advantages(rows, norm_by_std=False)
+        epoch.credited(rows, Algorithm(norm_adv_by_std_in_grpo=False))
     except TrainError as e:
         return {"worst": worst, "refused": str(e)}
     return {"worst": worst, "refused": None}

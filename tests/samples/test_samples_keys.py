@@ -1,0 +1,54 @@
+"""Configuration keys of the samples stage: what is wrong together is one sentence before any job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openforge import config as c
+
+TRAIN = "model: tiny-random\niterations: 2\ntasks: {source: tiny}\n"
+
+
+def load(tmp_path: Path, text: str) -> c.RunConfig:
+    (tmp_path / "config").mkdir(exist_ok=True)
+    (tmp_path / "config/mine.yaml").write_text(TRAIN + text)
+    loaded = c.load("mine", tmp_path).config
+    assert isinstance(loaded, c.RunConfig)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "algorithm: {adv_estimator: rloo, norm_adv_by_std_in_grpo: true}",
+            "key 'algorithm.norm_adv_by_std_in_grpo' has no effect while algorithm.adv_estimator is \"rloo\"; "
+            'remove it or set adv_estimator to "grpo" or "grpo_passk"',
+        ),
+        ("algorithm: {adv_estimator: gpg, gamma: 0.9}", "key 'algorithm.gamma' has no effect while"),
+        ("algorithm: {gamma: 1.5}", "key 'algorithm.gamma' is 1.5, but input should be less than or equal to 1"),
+        (
+            "algorithm: {adv_estimator: remax}",
+            "key 'algorithm.adv_estimator' is \"remax\", but input should be 'grpo', ",
+        ),
+        (
+            "algorithm: {adv_estimator: rloo}\nrollout: {n: 1}",
+            "rollout.n must be at least 2: rloo compares the rewards of one group's episodes",
+        ),
+        (
+            "algorithm: {adv_estimator: reinforce_plus_plus}\nrollout: {n: 1}\ndata: {train_batch_size: 1}",
+            "rollout.n must be at least 2: reinforce_plus_plus compares the rewards of one iteration's episodes",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(c.ConfigError) as e:
+        load(tmp_path, text)
+    assert str(e.value).startswith("config/mine.yaml: ") and sentence in str(e.value) and "\n" not in str(e.value)
+
+
+def test_a_baseline_over_the_iteration_takes_one_rollout_a_group(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "algorithm: {adv_estimator: reinforce_plus_plus, gamma: 0.9}\nrollout: {n: 1}")
+    assert (loaded.rollout.n, loaded.algorithm.gamma) == (1, 0.9)
