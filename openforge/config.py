@@ -251,6 +251,33 @@ class Server(Section):
     )
 
 
+class OverlongBuffer(Section):
+    enable: bool = Field(default=False, description="Whether long episodes are punished.")
+    len: Positive | None = Field(
+        default=None,
+        description="Tokens before max_resp_len over which the punishment grows.",
+        json_schema_extra=only_if(enable=True),
+    )
+    penalty_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="The punishment at max_resp_len and beyond.", json_schema_extra=only_if(enable=True)
+    )
+
+
+class RewardKwargs(Section):
+    max_resp_len: Positive | None = Field(
+        default=None, description="Trained tokens of an episode from which on it is punished in full."
+    )
+    overlong_buffer_cfg: OverlongBuffer = Field(
+        default_factory=OverlongBuffer, description="DAPO's soft overlong punishment, added to the reward."
+    )
+
+
+class Reward(Section):
+    """What is added to a verifier's reward (veRL's `reward`)."""
+
+    reward_kwargs: RewardKwargs = Field(default_factory=RewardKwargs, description="As of veRL's reward manager `dapo`.")
+
+
 class RolloutCorrection(Section):
     bypass_mode: bool = Field(
         default=False,
@@ -370,6 +397,7 @@ class RunConfig(_Common):
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
+    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     trainer: Trainer = Field(default_factory=Trainer, description="The training job.")

@@ -14,7 +14,7 @@ from openforge.config_reading import ConfigError
 from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
-    from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
+    from openforge.config import Cell, EvalConfig, RewardKwargs, RunConfig, Sampling, Server, Tasks
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -119,6 +119,7 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
         )
+    overlong(config.reward.reward_kwargs, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
@@ -126,4 +127,20 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
             "or remove the key"
+        )
+
+
+def overlong(kwargs: RewardKwargs, label: str) -> None:
+    """Refuse a punishment of long episodes that does not say from where to where it grows."""
+    where, buffer = f"{label}: reward.reward_kwargs", kwargs.overlong_buffer_cfg
+    if not buffer.enable:
+        if kwargs.max_resp_len is not None:
+            raise ConfigError(f"{where}.max_resp_len has no effect without overlong_buffer_cfg.enable; remove it")
+        return
+    if kwargs.max_resp_len is None or buffer.len is None:
+        raise ConfigError(f"{where}: max_resp_len and overlong_buffer_cfg.len must be set where enable is true")
+    if buffer.len > kwargs.max_resp_len:
+        raise ConfigError(
+            f"{where}.overlong_buffer_cfg.len is {buffer.len}, more than max_resp_len ({kwargs.max_resp_len}); even an "
+            "empty episode would be punished"
         )

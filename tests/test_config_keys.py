@@ -29,6 +29,8 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
     c.KeepCheckpoints: ("keep",),
+    c.OverlongBuffer: ("buffer",),
+    c.RewardKwargs: ("kwargs",),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {

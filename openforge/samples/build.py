@@ -18,6 +18,7 @@ from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
 from openforge.samples.credit import ESTIMATORS, degenerate, discounts
 from openforge.samples.merge import Merged, SamplesError, merge
+from openforge.samples.shaping import overlong
 
 Row = Mapping[str, Any]
 
@@ -27,7 +28,8 @@ class Result:
     """Rows of the samples table, and what became of everything that went in.
 
     `report` holds, for episodes, calls and groups: `total`, `trained` and `dropped` (reason -> count), which
-    add up; and `rows`, `tokens`, `trained_tokens`, `rows_per_episode`, `calls_per_row`.
+    add up; and `rows`, `tokens`, `trained_tokens`, `rows_per_episode`, `calls_per_row`, and of the trained
+    episodes how many are `overlong`.
     """
 
     samples: list[dict[str, Any]]
@@ -40,6 +42,7 @@ class _Episode:
     reward: float
     outcome: float
     merged: list[Merged]
+    overlong: bool
 
     @property
     def name(self) -> str:
@@ -73,7 +76,9 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
         if not kept:
             lost["no_call" if not own else "row_too_long" if rows else "no_trainable_call"] += 1
             continue
-        groups[str(e["group_id"])].append(_Episode(e, float(score["reward"]), _outcome(score), kept))
+        shaping = overlong(sum(m.trained_tokens for m in rows), config.reward.reward_kwargs)
+        reward = float(score["reward"]) + shaping
+        groups[str(e["group_id"])].append(_Episode(e, reward, _outcome(score), kept, shaping < 0))
     samples, lost_groups = _credit(groups, config, lost, unused)
     asked = {str(e["group_id"]) for e in episodes}
     lost_groups["no_row"] += len(asked - groups.keys())
@@ -81,7 +86,10 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
         if not e["final"]:
             lost["not_final"] += 1
             unused["episode: not_final"] += len(by_episode[str(e["episode_id"])])
-    return Result(samples, _report(samples, episodes, calls, len(asked), lost, unused, lost_groups))
+    report = _report(samples, episodes, calls, len(asked), lost, unused, lost_groups)
+    long = {e.name for members in groups.values() for e in members if e.overlong}
+    report["overlong"] = len(long & {s["episode_id"] for s in samples})
+    return Result(samples, report)
 
 
 def _calls_of(calls: Iterable[Row], known: set[str]) -> dict[str, list[Row]]:
@@ -122,8 +130,8 @@ def _unusable(episode: Row, score: Row | None) -> str | None:
 
 
 def _outcome(score: Row) -> float:
-    """The reward without its `shaping` component: shaping ranks outcomes, it must not make a group of equal
-    ones."""
+    """The reward without its `shaping` component, and before ours: shaping ranks outcomes, it must not make a group
+    of equal ones one that teaches."""
     return float(score["reward"]) - float(json.loads(score["components"] or "{}").get("shaping") or 0.0)
 
 

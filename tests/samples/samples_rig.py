@@ -12,13 +12,16 @@ Json = dict[str, Any]
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def config(bypass: bool = False, std: bool = True, algorithm: Json | None = None, **actor: Any) -> RunConfig:
+def config(
+    bypass: bool = False, std: bool = True, algorithm: Json | None = None, reward: Json | None = None, **actor: Any
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": "tiny-random",
             "iterations": 1,
             "tasks": {"source": "tiny"},
             "actor": actor,
+            "reward": {"reward_kwargs": reward or {}},
             "algorithm": {"norm_adv_by_std_in_grpo": std, "rollout_correction": {"bypass_mode": bypass}}
             | (algorithm or {}),
         }

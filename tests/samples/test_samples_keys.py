@@ -41,6 +41,20 @@ def load(tmp_path: Path, text: str) -> c.RunConfig:
             "algorithm: {adv_estimator: reinforce_plus_plus}\nrollout: {n: 1}\ndata: {train_batch_size: 1}",
             "rollout.n must be at least 2: reinforce_plus_plus compares the rewards of one iteration's episodes",
         ),
+        ("reward: {reward_kwargs: {max_resp_len: 9}}", "reward.reward_kwargs.max_resp_len has no effect without "),
+        (
+            "reward: {reward_kwargs: {overlong_buffer_cfg: {len: 3}}}",
+            "key 'reward.reward_kwargs.overlong_buffer_cfg.len' has no effect while "
+            "reward.reward_kwargs.overlong_buffer_cfg.enable is false",
+        ),
+        (
+            "reward: {reward_kwargs: {max_resp_len: 9, overlong_buffer_cfg: {enable: true}}}",
+            "max_resp_len and overlong_buffer_cfg.len must be set where enable is true",
+        ),
+        (
+            "reward: {reward_kwargs: {max_resp_len: 9, overlong_buffer_cfg: {enable: true, len: 10}}}",
+            "reward.reward_kwargs.overlong_buffer_cfg.len is 10, more than max_resp_len (9)",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
