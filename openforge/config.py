@@ -122,6 +122,10 @@ class Data(Section):
 
     train_batch_size: Positive = Field(default=8, description="Groups an iteration (veRL: prompts a batch).")
     train_split: str = Field(default="train", description="Split that training draws from.")
+    filter: Text | None = Field(
+        default=None,
+        description="SQL condition on the view `episodes` (and `calls`); an episode that fails it is not trained on.",
+    )
 
 
 class Sampling(Section):

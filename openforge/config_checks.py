@@ -119,6 +119,7 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
         )
+    condition(config.data.filter, label)
     overlong(config.reward.reward_kwargs, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
@@ -144,3 +145,16 @@ def overlong(kwargs: RewardKwargs, label: str) -> None:
             f"{where}.overlong_buffer_cfg.len is {buffer.len}, more than max_resp_len ({kwargs.max_resp_len}); even an "
             "empty episode would be punished"
         )
+
+
+def condition(where: str | None, label: str) -> None:
+    """Refuse a filter of episodes that DuckDB does not take."""
+    if where is None:
+        return
+    # Not at the top: the training job reads configurations where there is no DuckDB.
+    from openforge.condition import ConditionError, check
+
+    try:
+        check(where)
+    except ConditionError as e:
+        raise ConfigError(f"{label}: {e}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,16 @@ class _Episode:
         return str(self.row["episode_id"])
 
 
-def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], config: RunConfig) -> Result:
+def build(
+    episodes: Sequence[Row],
+    scores: Sequence[Row],
+    calls: Sequence[Row],
+    config: RunConfig,
+    filtered: Collection[str] = (),
+) -> Result:
     """Rows of `tables.SAMPLES` from an iteration's training episodes, their scores and calls.
+
+    `filtered` are the episodes that `data.filter` leaves out.
 
     Raises:
         SamplesError: tables that contradict one another, or a group sampled by two policies without a
@@ -64,6 +72,8 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
     for e in _unique_finals(episodes):
         own = by_episode[str(e["episode_id"])]
         reason = _unusable(e, latest.get(str(e["episode_id"])))
+        if reason is None and e["episode_id"] in filtered:
+            reason = "filtered"
         if reason:
             lost[reason] += 1
             unused[f"episode: {reason}"] += len(own)

@@ -55,6 +55,15 @@ def load(tmp_path: Path, text: str) -> c.RunConfig:
             "reward: {reward_kwargs: {max_resp_len: 9, overlong_buffer_cfg: {enable: true, len: 10}}}",
             "reward.reward_kwargs.overlong_buffer_cfg.len is 10, more than max_resp_len (9)",
         ),
+        ("data: {filter: ''}", "key 'data.filter' is \"\""),
+        (
+            "data: {filter: rewrd > 0}",
+            "data.filter is 'rewrd > 0': Binder Error: Referenced column \"rewrd\" not found",
+        ),
+        ("data: {filter: turns +}", "data.filter is 'turns +': Parser Error: syntax error at or near"),
+        ("data: {filter: turns}", "data.filter is 'turns': its type is INTEGER; a condition is true or false"),
+        ("data: {filter: count(*) > 1}", "data.filter is 'count(*) > 1': Binder Error: WHERE clause cannot contain"),
+        ("data: {filter: 'true); DROP TABLE calls; SELECT (1'}", "one SQL statement is expected, this is 3"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
