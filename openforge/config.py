@@ -289,6 +289,20 @@ class RolloutCorrection(Section):
     )
 
 
+class FilterGroups(Section):
+    enable: bool = Field(default=False, description="Whether a reserve group takes the place of one without variance.")
+    metric: Literal["reward", "acc"] = Field(
+        default="reward",
+        description="What a group's episodes must differ in: the reward before shaping, or whether they passed.",
+        json_schema_extra=only_if(enable=True),
+    )
+    max_num_gen_batches: Annotated[int, Field(ge=2)] = Field(
+        default=4,
+        description="Batches an iteration at most: all but the first are reserve groups, run only where needed.",
+        json_schema_extra=only_if(enable=True),
+    )
+
+
 class Algorithm(Section):
     """Credit (veRL's `algorithm`)."""
 
@@ -303,6 +317,7 @@ class Algorithm(Section):
         description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage.",
         json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None]),
     )
+    filter_groups: FilterGroups = Field(default_factory=FilterGroups, description="DAPO's dynamic sampling.")
     rollout_correction: RolloutCorrection = Field(
         default_factory=RolloutCorrection, description="Where old logprobs come from."
     )

@@ -119,6 +119,11 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
         )
+    if config.algorithm.filter_groups.enable and within != "group":
+        raise ConfigError(
+            f"{label}: algorithm.filter_groups.enable has no use with {estimator}, which learns from groups without "
+            "variance too; remove it or take another adv_estimator"
+        )
     condition(config.data.filter, label)
     overlong(config.reward.reward_kwargs, label)
     keep = config.trainer.keep_checkpoints

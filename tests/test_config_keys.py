@@ -28,6 +28,7 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Rollout: ("rollout", "config"),
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
+    c.FilterGroups: ("groups",),
     c.KeepCheckpoints: ("keep",),
     c.OverlongBuffer: ("buffer",),
     c.RewardKwargs: ("kwargs",),

@@ -16,7 +16,7 @@ from typing import Any
 from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
-from openforge.samples.credit import ESTIMATORS, degenerate, discounts
+from openforge.samples.credit import ESTIMATORS, degenerate, discounts, outcome
 from openforge.samples.merge import Merged, SamplesError, merge
 from openforge.samples.shaping import overlong
 
@@ -88,7 +88,7 @@ def build(
             continue
         shaping = overlong(sum(m.trained_tokens for m in rows), config.reward.reward_kwargs)
         reward = float(score["reward"]) + shaping
-        groups[str(e["group_id"])].append(_Episode(e, reward, _outcome(score), kept, shaping < 0))
+        groups[str(e["group_id"])].append(_Episode(e, reward, _outcome(score, config), kept, shaping < 0))
     samples, lost_groups = _credit(groups, config, lost, unused)
     asked = {str(e["group_id"]) for e in episodes}
     lost_groups["no_row"] += len(asked - groups.keys())
@@ -139,10 +139,12 @@ def _unusable(episode: Row, score: Row | None) -> str | None:
     return None
 
 
-def _outcome(score: Row) -> float:
-    """The reward without its `shaping` component, and before ours: shaping ranks outcomes, it must not make a group
-    of equal ones one that teaches."""
-    return float(score["reward"]) - float(json.loads(score["components"] or "{}").get("shaping") or 0.0)
+def _outcome(score: Row, config: RunConfig) -> float:
+    """What a group's members must differ in: what its shard looked at, or the reward before any shaping."""
+    groups = config.algorithm.filter_groups
+    if groups.enable and groups.metric == "acc":
+        return float(score["passed"])
+    return outcome(float(score["reward"]), json.loads(score["components"] or "{}"))
 
 
 def _credit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # Reward by episode, by group; every group of a grouped estimator has two episodes or more.
 Groups = Mapping[str, Mapping[str, float]]
@@ -18,6 +18,13 @@ EPSILON = 1e-6
 EPSILON_VARIANCE = 1e-8
 # Rewards closer than this differ by float noise: their group teaches nothing.
 SPREAD = 1e-6
+
+
+def outcome(reward: float, components: Mapping[str, Any]) -> float:
+    """The reward without its component `shaping`: shaping ranks outcomes, it must not make a group of equal ones one
+    that teaches."""
+    shaping = components.get("shaping")
+    return reward - shaping if isinstance(shaping, (int, float)) else reward
 
 
 def degenerate(outcomes: Sequence[float]) -> bool:

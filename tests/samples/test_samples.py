@@ -195,6 +195,16 @@ def test_shaping_in_an_all_fail_group_creates_no_advantage() -> None:
     assert len(build(episodes, scores, calls, config()).samples) == 3
 
 
+def test_a_group_that_its_shard_replaced_is_not_trained() -> None:
+    # By whether they passed, all are alike; a reserve group has run in its place.
+    episodes, scores, calls = group_of([0.25, 0.5])
+    scores = [s | {"passed": False} for s in scores]
+    assert len(build(episodes, scores, calls, config()).samples) == 2
+    groups = {"filter_groups": {"enable": True, "metric": "acc"}}
+    result = build(episodes, scores, calls, config(algorithm=groups))
+    assert result.report["groups"] == {"total": 1, "trained": 0, "dropped": {"zero_variance": 1}}
+
+
 # ---- what is dropped ----------------------------------------------------------------------------
 def test_an_episode_without_calls_gives_no_row_and_is_counted() -> None:
     # Fault 15; it also takes no part in the baseline: mean of [1, 0].

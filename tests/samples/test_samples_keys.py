@@ -64,6 +64,15 @@ def load(tmp_path: Path, text: str) -> c.RunConfig:
         ("data: {filter: turns}", "data.filter is 'turns': its type is INTEGER; a condition is true or false"),
         ("data: {filter: count(*) > 1}", "data.filter is 'count(*) > 1': Binder Error: WHERE clause cannot contain"),
         ("data: {filter: 'true); DROP TABLE calls; SELECT (1'}", "one SQL statement is expected, this is 3"),
+        (
+            "algorithm: {filter_groups: {metric: acc}}",
+            "key 'algorithm.filter_groups.metric' has no effect while algorithm.filter_groups.enable is false",
+        ),
+        ("algorithm: {filter_groups: {enable: true, max_num_gen_batches: 1}}", "greater than or equal to 2"),
+        (
+            "algorithm: {adv_estimator: reinforce_plus_plus, filter_groups: {enable: true}}",
+            "algorithm.filter_groups.enable has no use with reinforce_plus_plus, which learns from groups without",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
