@@ -17,6 +17,7 @@ from samples_rig import Json, advantage_of, call, config, episode, group_of, one
 from openforge import tables
 from openforge.samples.build import build
 from openforge.samples.merge import SamplesError, merge
+from openforge.samples.reasons import REASONS, meaning
 
 
 # ---- merging ------------------------------------------------------------------------------------
@@ -310,6 +311,39 @@ def test_rows_fit_the_table_and_everything_is_accounted_for() -> None:
         assert counted["total"] == total
         assert counted["trained"] + sum(counted["dropped"].values()) == total
     assert result.report["calls"]["dropped"]["side_call"] == 1
+
+
+def test_every_reason_is_explained_in_the_report_and_on_the_page() -> None:
+    """One episode or group of each kind, and an iteration that adds up."""
+    parts = [group_of([1.0, 0.0, 0.5], f"g{i}") for i in range(4)]
+    episodes, scores, calls = ([row for p in parts for row in p[i]] for i in range(3))
+    episodes += [episode("lone", "lone"), episode("flat0", "flat"), episode("flat1", "flat"), episode("mute", "mute")]
+    scores += [score("lone", 1.0), score("flat0", 1.0), score("flat1", 1.0), score("mute", 1.0)]
+    calls += [one("lone"), one("flat0"), one("flat1")]
+    episodes.append(episode("old", "g0", final=False))
+    episodes[0]["status"] = "verifier_timeout"  # g0-e0
+    scores[3] = score("g1-e0", None, "judge_failed")
+    scores[6] = score("g2-e0", None)
+    del scores[9]  # g3-e0
+    calls[1] = call(0, [1, 2, 3], [10], episode="g0-e1", reason="side_call")
+    calls[4] = call(0, [1] * 60, [10], episode="g1-e1")
+    episodes += [episode(f"more{i}", "g1") for i in range(2)]
+    scores += [score(f"more{i}", float(i)) for i in range(2)]
+    calls += [one(f"more{i}") for i in range(2)]
+    report = build(episodes, scores, calls, config(ppo_max_token_len_per_gpu=50), {"g2-e1"}).report
+    for what in ("episodes", "groups", "calls"):
+        assert report[what]["total"] == report[what]["trained"] + sum(report[what]["dropped"].values())
+    found = report["episodes"]["dropped"].keys() | report["groups"]["dropped"].keys()
+    assert {r for r in found if ":" not in r} == REASONS.keys()
+    assert {r for r in found if ":" in r} == {
+        "status: verifier_timeout",
+        "score: judge_failed",
+        "score: NULL",
+        "score: missing",
+    }
+    assert all(meaning(r) for r in found)
+    page = Path(__file__, "../../../docs/credit.md").resolve().read_text()
+    assert [r for r in REASONS if f"| `{r}` |" not in page] == []
 
 
 def test_samples_built_twice_are_the_same_file(tmp_path: Path) -> None:
