@@ -22,7 +22,6 @@ from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
 from openforge.config_reading import (
-    Above0,
     ConfigError,
     Name,
     NonNegative,
@@ -34,7 +33,7 @@ from openforge.config_reading import (
     only_if,
     read_yaml,
 )
-from openforge.config_training import Actor, KeepCheckpoints, Trainer
+from openforge.config_training import Actor, Algorithm, KeepCheckpoints, Reward, Trainer
 
 __all__ = [
     "Cell",
@@ -116,6 +115,10 @@ class Data(Section):
 
     train_batch_size: Positive = Field(default=8, description="Groups an iteration (veRL: prompts a batch).")
     train_split: str = Field(default="train", description="Split that training draws from.")
+    filter: Text | None = Field(
+        default=None,
+        description="SQL condition on the view `episodes` (and `calls`); an episode that fails it is not trained on.",
+    )
 
 
 class Sampling(Section):
@@ -245,30 +248,6 @@ class Server(Section):
     )
 
 
-class RolloutCorrection(Section):
-    bypass_mode: bool = Field(
-        default=False,
-        description="Take the recorded logprobs as old logprobs instead of recomputing them with checkpoint k-1.",
-    )
-    rollout_is_threshold: Above0 = Field(
-        default=2.0,
-        description="Bound of a token's importance weight, the recomputed old probability over the recorded one.",
-        json_schema_extra=only_if(bypass_mode=False),
-    )
-
-
-class Algorithm(Section):
-    """Credit (veRL's `algorithm`)."""
-
-    adv_estimator: Literal["grpo"] = Field(default="grpo", description="Advantage estimator.")
-    norm_adv_by_std_in_grpo: bool = Field(
-        default=True, description="Divide a group's advantages by its standard deviation."
-    )
-    rollout_correction: RolloutCorrection = Field(
-        default_factory=RolloutCorrection, description="Where old logprobs come from."
-    )
-
-
 class Cell(Section):
     """One evaluation cell: the same policy under one split, harness, window and sampling."""
 
@@ -311,6 +290,7 @@ class RunConfig(_Common):
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
+    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     trainer: Trainer = Field(default_factory=Trainer, description="The training job.")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from openforge.config_reading import ConfigError
+from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
-    from openforge.config_training import Actor
+    from openforge.config_training import Actor, RewardKwargs
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -126,8 +127,19 @@ def training(config: RunConfig, label: str) -> None:
             )
     if config.sampling.temperature == 0:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
-    if config.rollout.n < 2 and config.iterations:
-        raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    estimator = config.algorithm.adv_estimator
+    within = ESTIMATORS[estimator].within
+    if config.rollout.n * (config.data.train_batch_size if within == "iteration" else 1) < 2 and config.iterations:
+        raise ConfigError(
+            f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
+        )
+    if config.algorithm.filter_groups.enable and within != "group":
+        raise ConfigError(
+            f"{label}: algorithm.filter_groups.enable has no use with {estimator}, which learns from groups without "
+            "variance too; remove it or take another adv_estimator"
+        )
+    condition(config.data.filter, label)
+    overlong(config.reward.reward_kwargs, label)
     losses(config.actor, label)
     schedule(config.actor, label)
     memory(config.actor, label)
@@ -193,3 +205,32 @@ def memory(actor: Actor, label: str) -> None:
         raise ConfigError(
             f"{label}: key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false"
         )
+
+
+def overlong(kwargs: RewardKwargs, label: str) -> None:
+    """Refuse a punishment of long episodes that does not say from where to where it grows."""
+    where, buffer = f"{label}: reward.reward_kwargs", kwargs.overlong_buffer_cfg
+    if not buffer.enable:
+        if kwargs.max_resp_len is not None:
+            raise ConfigError(f"{where}.max_resp_len has no effect without overlong_buffer_cfg.enable; remove it")
+        return
+    if kwargs.max_resp_len is None or buffer.len is None:
+        raise ConfigError(f"{where}: max_resp_len and overlong_buffer_cfg.len must be set where enable is true")
+    if buffer.len > kwargs.max_resp_len:
+        raise ConfigError(
+            f"{where}.overlong_buffer_cfg.len is {buffer.len}, more than max_resp_len ({kwargs.max_resp_len}); even an "
+            "empty episode would be punished"
+        )
+
+
+def condition(where: str | None, label: str) -> None:
+    """Refuse a filter of episodes that DuckDB does not take."""
+    if where is None:
+        return
+    # Not at the top: the training job reads configurations where there is no DuckDB.
+    from openforge.condition import ConditionError, check
+
+    try:
+        check(where)
+    except ConditionError as e:
+        raise ConfigError(f"{label}: {e}") from None

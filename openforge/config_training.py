@@ -1,12 +1,91 @@
-"""Keys of the training job: the policy's update and how it is run. docs/algorithms.md says what they compute."""
+"""Keys of training: shaping, credit (docs/credit.md), the policy's update (docs/algorithms.md) and how it is run."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from openforge.config_reading import Above0, NonNegative, Positive, Section, Seed, Share, Text, only_if
+from openforge.samples.credit import ESTIMATORS
+
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal[tuple(ESTIMATORS)]
+
+
+class OverlongBuffer(Section):
+    enable: bool = Field(default=False, description="Whether long episodes are punished.")
+    len: Positive | None = Field(
+        default=None,
+        description="Tokens before max_resp_len over which the punishment grows.",
+        json_schema_extra=only_if(enable=True),
+    )
+    penalty_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="The punishment at max_resp_len and beyond.", json_schema_extra=only_if(enable=True)
+    )
+
+
+class RewardKwargs(Section):
+    max_resp_len: Positive | None = Field(
+        default=None, description="Trained tokens of an episode from which on it is punished in full."
+    )
+    overlong_buffer_cfg: OverlongBuffer = Field(
+        default_factory=OverlongBuffer, description="DAPO's soft overlong punishment, added to the reward."
+    )
+
+
+class Reward(Section):
+    """What is added to a verifier's reward (veRL's `reward`)."""
+
+    reward_kwargs: RewardKwargs = Field(default_factory=RewardKwargs, description="As of veRL's reward manager `dapo`.")
+
+
+class RolloutCorrection(Section):
+    bypass_mode: bool = Field(
+        default=False,
+        description="Take the recorded logprobs as old logprobs instead of recomputing them with checkpoint k-1.",
+    )
+    rollout_is_threshold: Above0 = Field(
+        default=2.0,
+        description="Bound of a token's importance weight, the recomputed old probability over the recorded one.",
+        json_schema_extra=only_if(bypass_mode=False),
+    )
+
+
+class FilterGroups(Section):
+    enable: bool = Field(default=False, description="Whether a reserve group takes the place of one without variance.")
+    metric: Literal["reward", "acc"] = Field(
+        default="reward",
+        description="What a group's episodes must differ in: the reward before shaping, or whether they passed.",
+        json_schema_extra=only_if(enable=True),
+    )
+    max_num_gen_batches: Annotated[int, Field(ge=2)] = Field(
+        default=4,
+        description="Batches an iteration at most: all but the first are reserve groups, run only where needed.",
+        json_schema_extra=only_if(enable=True),
+    )
+
+
+class Algorithm(Section):
+    """Credit (veRL's `algorithm`)."""
+
+    adv_estimator: EstimatorName = Field(default="grpo", description="Advantage estimator.")
+    norm_adv_by_std_in_grpo: bool = Field(
+        default=True,
+        description="Divide a group's advantages by its standard deviation.",
+        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.by_std]),
+    )
+    gamma: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage.",
+        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None]),
+    )
+    filter_groups: FilterGroups = Field(default_factory=FilterGroups, description="DAPO's dynamic sampling.")
+    rollout_correction: RolloutCorrection = Field(
+        default_factory=RolloutCorrection, description="Where old logprobs come from."
+    )
 
 
 class Optim(Section):

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from openforge import config as c
+from openforge import config_training as t
 from openforge.config_reading import section
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +29,10 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Rollout: ("rollout", "config"),
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
+    t.FilterGroups: ("groups",),
     c.KeepCheckpoints: ("keep",),
+    t.OverlongBuffer: ("buffer",),
+    t.RewardKwargs: ("kwargs",),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {

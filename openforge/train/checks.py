@@ -28,6 +28,8 @@ def check_samples(job: Job, samples: Sequence[Mapping[str, Any]]) -> None:
     source, folder = Path(job.samples), Path(job.checkpoint_in)
     words, most = vocabulary(folder), job.typed.actor.ppo_max_token_len_per_gpu
     version = str(read_checkpoint(folder)["policy_version"])
+    if len({s["advantages"] is None for s in samples}) > 1:
+        raise TrainError(f"{source}: some samples have advantages and some have none; write the samples again")
     for s in samples:
         where = f"{source}: sample {s['sample_id']}"
         _lists(where, s)
@@ -70,6 +72,9 @@ def _lists(where: str, sample: Mapping[str, Any]) -> None:
     tokens = len(sample["token_ids"] or ())
     for column in LISTS:
         values = sample[column]
+        if values is None and column == "advantages":
+            # The training job estimates them.
+            continue
         if values is None or len(values) != tokens:
             raise TrainError(
                 f"{where} has {tokens} token ids and {'no' if values is None else len(values)} {column}; each token "
@@ -88,6 +93,8 @@ def _values(where: str, sample: Mapping[str, Any]) -> None:
             "samples again"
         )
     for column in ("logprobs", "advantages", "rewards"):
+        if sample[column] is None:
+            continue
         values: Any = np.asarray(sample[column], np.float64)[mask != 0]
         if not np.isfinite(values).all() or (column == "logprobs" and values.max() > ROUNDING):
             bad = next(float(v) for v in values if not np.isfinite(v) or v > ROUNDING)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
+from openforge.config_training import Algorithm  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
+from openforge.samples.credit import ESTIMATORS  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
 from openforge.train.checks import check_samples  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
@@ -68,33 +71,47 @@ def start_processes() -> None:
     verl_cpu.register_engines()
 
 
-def check_advantages(rows: list[Row], norm_by_std: bool) -> None:
-    """The table's advantages against veRL's own estimator over one row an episode.
+def credited(rows: list[Row], algorithm: Algorithm) -> list[Row]:
+    """Rows with the advantages of veRL's own estimator, over one row an episode, where the table leaves them to it.
 
     Raises:
-        TrainError: an episode's advantage is another than veRL's.
+        TrainError: the table has an advantage that is another than veRL's.
     """
+    from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     firsts = episodes(rows)
-    rewards = torch.tensor([[r.reward] for r in firsts])
+    rewards = torch.tensor([[r.reward] for r in firsts], dtype=torch.float64)
     groups = np.array([r.group_id for r in firsts], dtype=object)
-    estimate = get_adv_estimator_fn("grpo")
+    by_std = algorithm.norm_adv_by_std_in_grpo
+    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
     found, _ = estimate(
-        token_level_rewards=rewards.clone(),
+        token_level_rewards=rewards,
         response_mask=torch.ones_like(rewards),
         index=groups,
-        norm_adv_by_std_in_grpo=norm_by_std,
+        norm_adv_by_std_in_grpo=by_std,
+        config=AlgoConfig(norm_adv_by_std_in_grpo=by_std),
     )
-    for row, value in zip(firsts, found[:, 0].tolist(), strict=True):
-        # A group whose rewards hardly differ divides float32's rounding by its standard deviation.
-        group = rewards[groups == row.group_id]
-        noise = 4e-7 * float(group.abs().max()) / (float(group.std()) + 1e-6) if norm_by_std else 0.0
-        if abs(row.advantage - value) > 1e-5 + noise:
+    advantage = {r.episode_id: float(value) for r, value in zip(firsts, found[:, 0], strict=True)}
+    if firsts[0].advantages is None:
+        return [replace(r, advantages=np.full(len(r.mask), advantage[r.episode_id], np.float32) * r.mask) for r in rows]
+    # The last call of an episode has all of its advantage, the others a discounted one.
+    stored: dict[str, float] = {}
+    for r in rows:
+        stored[r.episode_id] = max(stored.get(r.episode_id, 0.0), *r.advantages.tolist(), key=abs)
+    within = ESTIMATORS[algorithm.adv_estimator].within
+    for row in firsts:
+        mates = torch.from_numpy((groups == row.group_id) | (within == "iteration"))
+        raw, its = rewards[mates], found[mates]
+        # Rewards stand in the table as float32: dividing by a small spread magnifies their rounding.
+        noise = 4e-7 * float(raw.abs().max() * (its.max() - its.min()) / (raw.max() - raw.min()))
+        if not abs(stored[row.episode_id] - advantage[row.episode_id]) <= 1e-6 + noise:
             raise TrainError(
                 f"episode {row.episode_id} of group {row.group_id}: its advantage in the samples table is "
-                f"{row.advantage:.6f}, but veRL's estimator gives {value:.6f}; write the samples again"
+                f"{stored[row.episode_id]:.6f}, but veRL's estimator {algorithm.adv_estimator} gives "
+                f"{advantage[row.episode_id]:.6f}; write the samples again"
             )
+    return rows
 
 
 # Of veRL's figures on the correction: KL(sampler || trainer) by two estimators, the weights, and the share of them that
@@ -127,7 +144,7 @@ class Epoch:
         self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
         self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
-        check_advantages(self.rows, self.config.algorithm.norm_adv_by_std_in_grpo)
+        self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -162,7 +179,7 @@ class Epoch:
     def columns(self, worker: Any, reference: list[Any] | None) -> dict[str, list[Any]]:
         """What a row's loss needs beside its tokens, a tensor over the response a row; `reference` are the log-probs
         of checkpoint 0 where there is a KL term."""
-        columns: dict[str, list[Any]] = {"advantages": [_spread(r.advantage, r) for r in self.rows]}
+        columns: dict[str, list[Any]] = {"advantages": [torch.from_numpy(r.advantages) for r in self.rows]}
         if self.config.algorithm.rollout_correction.bypass_mode:
             columns["old_log_probs"] = [torch.from_numpy(r.recorded) for r in self.rows]
         else:

@@ -16,7 +16,8 @@ class Row:
     Attributes:
         mask: 1 where a response token is trained, int64 (R).
         recorded: log-probs recorded by the sampler, float32 (R), 0 where nothing is trained.
-        advantage: the episode's advantage.
+        advantages: advantages of the response tokens, 0 where nothing is trained, float32 (R); None where the table
+            leaves them to the training job.
         reward: the episode's reward.
         weight: share of the row in its episode.
         policy_version: what sampled it, ITERATION@SHA256.
@@ -28,7 +29,7 @@ class Row:
     token_ids: Any
     mask: Any
     recorded: Any
-    advantage: float
+    advantages: Any
     reward: float
     weight: float
     policy_version: str
@@ -54,7 +55,7 @@ def row_of(sample: Mapping[str, Any]) -> Row:
         ids,
         mask[start:],
         np.asarray(sample["logprobs"], np.float32)[start:],
-        float(sample["advantages"][start]),
+        None if sample["advantages"] is None else np.asarray(sample["advantages"], np.float32)[start:],
         float(sample["rewards"][int(trained[-1])]),
         float(sample["weight"]),
         sample["policy_version"],

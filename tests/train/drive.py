@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # 
 
 from openforge import tables
 from openforge.config import RunConfig
+from openforge.config_training import Algorithm
 from openforge.policy.weights import read_checkpoint, write_checkpoint
 from openforge.train.job import Job, TrainError
 
@@ -371,9 +372,9 @@ def verl_advantages(samples: list[Json]) -> Json:
         ours = advantages(samples, norm)
         worst = max(worst, *(abs(float(f) - ours[e]) for f, e in zip(found[:, 0], reward, strict=True)))
     rows = [row_of(s) for s in samples]
-    epoch.check_advantages(rows, norm_by_std=True)
+    epoch.credited(rows, Algorithm())
     try:
-        epoch.check_advantages(rows, norm_by_std=False)
+        epoch.credited(rows, Algorithm(norm_adv_by_std_in_grpo=False))
     except TrainError as e:
         return {"worst": worst, "refused": str(e)}
     return {"worst": worst, "refused": None}

@@ -78,6 +78,14 @@ def test_a_good_sample_passes(tmp_path: Path) -> None:
     check_samples(made, tables.read_rows(made.samples, tables.SAMPLES))
 
 
+def test_advantages_are_the_tables_or_the_jobs(tmp_path: Path) -> None:
+    left = [sample(advantages=None), sample(sample_id="s2", advantages=None)]
+    made = job(tmp_path, left)
+    check_samples(made, tables.read_rows(made.samples, tables.SAMPLES))
+    said = refused(tmp_path, sample(), left[1])
+    assert said == "some samples have advantages and some have none; write the samples again"
+
+
 LONG = {"token_ids": [1] * 7, "loss_mask": [0] + [1] * 6}
 LONG |= {c: [-0.5] * 7 for c in ("logprobs", "rewards", "advantages")}
 

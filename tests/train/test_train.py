@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_written(driven: Json)
 def test_advantages_are_verls_and_others_stop_the_job(driven: Json) -> None:
     assert driven["advantages"]["worst"] < 1e-5
     assert re.match(
-        r"episode e0\.0 of group g0: its advantage in the samples table is .*, but veRL's estimator gives",
+        r"episode e0\.0 of group g0: its advantage in the samples table is .*, but veRL's estimator grpo gives",
         driven["advantages"]["refused"],
     )
 
