@@ -33,7 +33,7 @@ from openforge.config_reading import (
     only_if,
     read_yaml,
 )
-from openforge.config_training import Actor, Algorithm, KeepCheckpoints, Reward, Trainer
+from openforge.config_training import Actor, Algorithm, Critic, KeepCheckpoints, Reward, Trainer
 
 __all__ = [
     "Cell",
@@ -293,6 +293,7 @@ class RunConfig(_Common):
     reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
+    critic: Critic = Field(default_factory=Critic, description="PPO's critic, with adv_estimator: gae.")
     trainer: Trainer = Field(default_factory=Trainer, description="The training job.")
 
     def sampled(self, iteration: int) -> int:

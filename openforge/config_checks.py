@@ -15,7 +15,7 @@ from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
-    from openforge.config_training import Actor, RewardKwargs
+    from openforge.config_training import Actor, Optim, RewardKwargs
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -141,7 +141,12 @@ def training(config: RunConfig, label: str) -> None:
     condition(config.data.filter, label)
     overlong(config.reward.reward_kwargs, label)
     losses(config.actor, label)
-    schedule(config.actor, label)
+    schedule(config.actor.optim, label, "actor")
+    schedule(config.critic.optim, label, "critic")
+    if "critic" in config.model_fields_set and not ESTIMATORS[estimator].critic:
+        raise ConfigError(
+            f"{label}: key 'critic' has no effect while algorithm.adv_estimator is {estimator}; remove it or set gae"
+        )
     memory(config.actor, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
@@ -181,17 +186,16 @@ def losses(actor: Actor, label: str) -> None:
         )
 
 
-def schedule(actor: Actor, label: str) -> None:
+def schedule(optim: Optim, label: str, whose: str) -> None:
     """Refuse a schedule without a horizon, or one that ends before it has warmed up."""
-    optim = actor.optim
     if optim.lr_scheduler_type == "cosine" and optim.total_training_steps is None:
         raise ConfigError(
-            f"{label}: key 'actor.optim.total_training_steps' is required while lr_scheduler_type is cosine: the "
+            f"{label}: key '{whose}.optim.total_training_steps' is required while lr_scheduler_type is cosine: the "
             "optimizer steps after which the rate is lowest, however many iterations there are"
         )
     if optim.total_training_steps is not None and optim.lr_warmup_steps >= optim.total_training_steps:
         raise ConfigError(
-            f"{label}: actor.optim.lr_warmup_steps is {optim.lr_warmup_steps}, but the schedule ends after "
+            f"{label}: {whose}.optim.lr_warmup_steps is {optim.lr_warmup_steps}, but the schedule ends after "
             f"total_training_steps {optim.total_training_steps}; lower the one or raise the other"
         )
 

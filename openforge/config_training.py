@@ -79,8 +79,16 @@ class Algorithm(Section):
     )
     gamma: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage.",
-        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None]),
+        description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage; "
+        "gae: discount a trained token.",
+        json_schema_extra=only_if(
+            adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None or e.critic]
+        ),
+    )
+    lam: Share = Field(
+        default=1.0,
+        description="GAE's lambda, a trained token.",
+        json_schema_extra=only_if(adv_estimator=[n for n, e in ESTIMATORS.items() if e.critic]),
     )
     filter_groups: FilterGroups = Field(default_factory=FilterGroups, description="DAPO's dynamic sampling.")
     rollout_correction: RolloutCorrection = Field(
@@ -185,6 +193,17 @@ class Actor(Section):
         default=True, description="Compute a prefix that several rows share once (CPU; exact to rounding)."
     )
     data_loader_seed: Seed = Field(default=1, description="Seed of the mini-batch permutation.")
+
+
+def _critic_optim() -> Optim:
+    return Optim(lr=1e-5)
+
+
+class Critic(Section):
+    """PPO's critic (veRL's `critic`); its mini-batches are the actor's."""
+
+    optim: Optim = Field(default_factory=_critic_optim, description="Optimizer; without lr the critic's is 1e-5.")
+    cliprange_value: Above0 = Field(default=0.5, description="How far a value may move to lower its loss.")
 
 
 class KeepCheckpoints(Section):

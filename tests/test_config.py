@@ -57,6 +57,10 @@ def refused(tmp_path: Path, text: str, name: str = "mine", overrides=None) -> st
             "key 'actor.optim.total_training_steps' is required while lr_scheduler_type is cosine",
         ),
         (
+            "algorithm: {adv_estimator: gae}\ncritic: {optim: {lr_scheduler_type: cosine}}",
+            "key 'critic.optim.total_training_steps' is required while lr_scheduler_type is cosine",
+        ),
+        (
             "actor: {optim: {lr_scheduler_type: cosine, total_training_steps: 9, lr_warmup_steps: 9}}",
             "actor.optim.lr_warmup_steps is 9, but the schedule ends after total_training_steps 9",
         ),
@@ -208,6 +212,8 @@ def test_missing_keys_are_named(tmp_path):
         ),
         ("actor: {tau_pos: 2}", "key 'actor.tau_pos' has no effect while actor.policy_loss.loss_mode is vanilla"),
         ("actor: {model: {lora_alpha: 8}}", "key 'actor.model.lora_alpha' has no effect while lora_rank is 0"),
+        ("critic: {cliprange_value: 0.1}", "key 'critic' has no effect while algorithm.adv_estimator is grpo"),
+        ("algorithm: {lam: 0.9}", "key 'algorithm.lam' has no effect while algorithm.adv_estimator is"),
         ("actor: {ppo_micro_batch_size_per_gpu: 2}", "key 'actor.ppo_micro_batch_size_per_gpu' has no effect while"),
         (
             "actor: {clip_ratio: 0.1, clip_ratio_low: 0.2, clip_ratio_high: 0.3}",

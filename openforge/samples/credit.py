@@ -97,11 +97,13 @@ class Estimator(NamedTuple):
         formula: advantage by episode, from the rewards and norm_adv_by_std_in_grpo; None leaves the column NULL, and
             the training job asks veRL's estimator of the same name, one row an episode.
         by_std: whether it reads norm_adv_by_std_in_grpo.
+        critic: whether the training job estimates advantages a token with a critic of its own.
     """
 
     within: Literal["group", "iteration"]
     formula: Callable[[Groups, bool], dict[str, float]] | None = None
     by_std: bool = False
+    critic: bool = False
 
 
 # By veRL's names. A further one that veRL has is one line here, and its formula in tests/samples/credit_oracle.py.
@@ -112,6 +114,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus_baseline": Estimator("group", reinforce_plus_plus_baseline),
     "grpo_passk": Estimator("group", by_std=True),
     "gpg": Estimator("group"),
+    "gae": Estimator("iteration", critic=True),
 }
 
 

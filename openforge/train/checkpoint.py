@@ -16,12 +16,14 @@ from typing import Any
 
 from openforge.config import RunConfig
 from openforge.policy.weights import TOMBSTONE, read_checkpoint, write_checkpoint
+from openforge.samples.credit import ESTIMATORS
 from openforge.tables import write_beside
 from openforge.train.job import Job, TrainError, lora_of
 
 CARD = "checkpoint.json"
 STATE_CARD = "state.json"
 PROBE = "probe.json"
+CRITIC = "critic"  # below a state's folder, where there is a critic
 
 
 @contextmanager
@@ -89,6 +91,11 @@ def check_state(state: Path, checkpoint: Path, config: RunConfig | None) -> None
         raise TrainError(
             f"the state in {state} was trained with {_adapters(card.get('lora'))}, the configuration says "
             f"{_adapters(lora_of(config))}; set actor.model back, or begin a run of another name"
+        )
+    if ESTIMATORS[config.algorithm.adv_estimator].critic and not (state / CRITIC / "config.json").exists():
+        raise TrainError(
+            f"the state in {state} holds no critic, which adv_estimator {config.algorithm.adv_estimator} goes on from; "
+            "begin a run of another name, or this one anew from iteration 1"
         )
 
 
@@ -191,8 +198,10 @@ def check_room(job: Job) -> None:
         TrainError: names the path, what is needed and what there is.
     """
     size = weights_size(Path(job.checkpoint_in))
+    models = 2 if ESTIMATORS[job.typed.algorithm.adv_estimator].critic else 1
+    state = STATE_SIZE * models + models - 1  # a critic's weights are in the state
     needs: dict[int, tuple[Path, int]] = {}
-    for place, need in ((job.checkpoint_out, size), (job.state_out, STATE_SIZE * size)):
+    for place, need in ((job.checkpoint_out, size), (job.state_out, state * size)):
         folder = Path(place).parent
         folder.mkdir(parents=True, exist_ok=True)
         disk = folder.stat().st_dev
@@ -207,7 +216,7 @@ def check_room(job: Job) -> None:
             )
     if job.typed.trainer.device == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        need = MEMORY_SIZE * size
+        need = MEMORY_SIZE * models * size
         if memory < need:
             raise TrainError(
                 f"training a model of {size / 1e9:.1f} GB takes at least {need / 1e9:.1f} GB of memory (weights, "

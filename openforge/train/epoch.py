@@ -144,7 +144,10 @@ class Epoch:
         self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
         self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
-        self.rows = credited(self.rows, self.config.algorithm)
+        self.critic: Any = None
+        self.returns: dict[str, list[Any]] = {}
+        if not ESTIMATORS[self.config.algorithm.adv_estimator].critic:
+            self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -179,11 +182,11 @@ class Epoch:
     def columns(self, worker: Any, reference: list[Any] | None) -> dict[str, list[Any]]:
         """What a row's loss needs beside its tokens, a tensor over the response a row; `reference` are the log-probs
         of checkpoint 0 where there is a KL term."""
-        columns: dict[str, list[Any]] = {"advantages": [torch.from_numpy(r.advantages) for r in self.rows]}
+        columns: dict[str, list[Any]] = {"advantages": self._advantages()}
         if self.config.algorithm.rollout_correction.bypass_mode:
             columns["old_log_probs"] = [torch.from_numpy(r.recorded) for r in self.rows]
         else:
-            columns["old_log_probs"] = self.log_probs(worker)
+            columns["old_log_probs"] = self.infer(worker, "log_probs")
             columns["rollout_is_weights"] = self._importance(columns["old_log_probs"])
         if self.config.actor.loss_agg_mode == "seq-mean-token-mean":
             # A mean over a sequence's tokens would weigh an episode by its rows: rows count by their share of its
@@ -193,13 +196,24 @@ class Epoch:
             columns["ref_log_prob"] = reference
         return columns
 
-    def log_probs(self, worker: Any) -> list[Any]:
-        """Log-probs of all rows under the worker's weights, a tensor (R) a row, on every process."""
-        from openforge.train.worker import log_probs
+    def _advantages(self) -> list[Any]:
+        """Advantages over the responses; with a critic they are estimated here, and its own targets with them."""
+        if self.critic is None:
+            return [torch.from_numpy(r.advantages) for r in self.rows]
+        from openforge.train.critic import estimate
+
+        values = self.infer(self.critic, "values")
+        advantages, returns = estimate(self.rows, values, self.config.algorithm)
+        self.returns = {"values": values, "returns": returns}
+        return advantages
+
+    def infer(self, worker: Any, output: str) -> list[Any]:
+        """What the worker's weights give for all rows (`log_probs`, `values`), a tensor (R) a row, on every process."""
+        from openforge.train.worker import infer
 
         mine, _ = self.share(list(range(len(self.rows))))
         parts: list[Any] = [None] * self.world
-        dist.all_gather_object(parts, dict(zip(mine, log_probs(worker, self.data(mine, 0, {})), strict=True)))
+        dist.all_gather_object(parts, dict(zip(mine, infer(worker, self.data(mine, 0, {}), output), strict=True)))
         merged = {i: t for part in parts for i, t in part.items()}
         # Values between trained tokens are context: 0, as in the table.
         return [merged[i] * torch.from_numpy(self.rows[i].mask) for i in range(len(self.rows))]
@@ -240,6 +254,11 @@ class Epoch:
             values = step(worker, data, lengths, sum(self.rows[i].weight for i in indices))
             trained = sum(int(self.rows[i].mask.sum()) for i in indices)
             self._finite(values, n, len(plan), indices)
+            if self.critic is not None:
+                data = self.data(mine, pad, self.returns)
+                theirs = step(self.critic, data, lengths, sum(self.rows[i].weight for i in indices))
+                self._finite(theirs, n, len(plan), indices)
+                values |= {k if k[:7] == "critic/" else f"critic/{k}": v for k, v in theirs.items() if k != "loss"}
             seconds = time.time() - started
             values |= {
                 "training/rows": len(indices),
@@ -273,24 +292,24 @@ def _computed(worker: Any) -> int:
     return int(getattr(worker.engine, "computed_tokens", 0))
 
 
-def save(job: Job, worker: Any, metrics: list[dict[str, Any]]) -> None:
+def save(job: Job, worker: Any, values: Any, metrics: list[dict[str, Any]]) -> None:
     """Write state, metrics and checkpoint beside their places and rename them; the checkpoint comes last."""
     if dist.get_rank():
         with tempfile.TemporaryDirectory() as unused:
-            _parts(job, worker, None, Path(unused))
+            _parts(job, worker, values, None, Path(unused))
         dist.barrier()
         return
     with checkpoint.folder_beside(Path(job.checkpoint_out)) as model:
         with checkpoint.folder_beside(Path(job.state_out)) as state:
             checkpoint.copy_companions(Path(job.checkpoint_in), model)
-            _parts(job, worker, state, model)
+            _parts(job, worker, values, state, model)
             version = checkpoint.write_card(model, job, trained=True)
             checkpoint.write_state_card(state, job, version, dist.get_world_size(), lora_of(job.typed))
         tables.write_table(job.metrics_out, tables.METRICS, metrics)
     dist.barrier()
 
 
-def _parts(job: Job, worker: Any, state: Path | None, model: Path) -> None:
+def _parts(job: Job, worker: Any, values: Any, state: Path | None, model: Path) -> None:
     """What every process takes part in: the state's shards, the whole weights, the probe's forward.
 
     `state` is the first process's, the others are told it; what they write into `model` is of no use.
@@ -302,6 +321,10 @@ def _parts(job: Job, worker: Any, state: Path | None, model: Path) -> None:
     where = [None if state is None else str(state)]
     dist.broadcast_object_list(where, src=0)
     worker.save_checkpoint(where[0], global_step=job.iteration)
+    if values is not None:
+        from openforge.train import critic
+
+        critic.save(values, state, where[0], job.iteration)
     full, options = weights(worker), job.typed.actor.model
     if state is not None:
         if options.lora_rank:
@@ -316,8 +339,9 @@ def _base(job: Job) -> Path:
     return Path(job.base)
 
 
-def _worker(job: Job) -> Any:
-    """The policy of checkpoint k-1, with the optimizer of state k-1 where anything was trained yet."""
+def _workers(job: Job) -> tuple[Any, Any]:
+    """The policy of checkpoint k-1 and, where the estimator has one, the critic, with the optimizers of state k-1
+    where anything was trained yet."""
     from openforge.train.worker import build, resume
 
     adapters = job.typed.actor.model.lora_rank > 0
@@ -325,8 +349,16 @@ def _worker(job: Job) -> Any:
     model = _base(job) if adapters else Path(job.checkpoint_in)
     worker = build(model, job.typed, state / lora.ADAPTER if adapters and state is not None else None)
     if state is not None:
-        resume(worker, state, job.typed)
-    return worker
+        resume(worker, state, job.typed.actor.optim)
+    if not ESTIMATORS[job.typed.algorithm.adv_estimator].critic:
+        return worker, None
+    from openforge.train import critic
+
+    whole = Path(job.checkpoint_in) if state is None else state / checkpoint.CRITIC
+    values = critic.build(whole, job.typed)
+    if state is not None:
+        resume(values, whole, job.typed.critic.optim)
+    return worker, values
 
 
 def main(path: Path) -> None:
@@ -344,9 +376,9 @@ def main(path: Path) -> None:
     reference = None
     if epoch.config.actor.use_kl_loss:
         # Gone again before the policy is loaded: two models are never in memory at once.
-        reference = epoch.log_probs(build(_base(job), epoch.config, reference=True))
+        reference = epoch.infer(build(_base(job), epoch.config, reference=True), "log_probs")
         gc.collect()
-    worker = _worker(job)
+    worker, epoch.critic = _workers(job)
     loaded = time.time()
     say(f"{len(epoch.rows)} rows; imports {imported - _STARTED:.1f} s, model {loaded - imported:.1f} s")
     columns = epoch.columns(worker, reference)
@@ -371,7 +403,7 @@ def main(path: Path) -> None:
             "perf/peak_memory_gb": verl_cpu.peak_bytes() / 2**30,
         },
     )
-    save(job, worker, epoch.metrics)
+    save(job, worker, epoch.critic, epoch.metrics)
     say(f"saved in {time.time() - stepped:.1f} s; {time.time() - _STARTED:.1f} s in all")
     dist.destroy_process_group()
 

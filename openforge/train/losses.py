@@ -60,12 +60,12 @@ def policy_loss(
     )
     # veRL's figures are means over the micro-batch's trained tokens: here they count by them.
     here = float(mask.sum())
-    metrics = {k: _sum(float(v) * here * whole["dp_size"] / whole["batch_num_tokens"]) for k, v in figures.items()}
-    metrics["actor/pg_loss"] = _sum(loss)
+    metrics = {k: added_up(float(v) * here * whole["dp_size"] / whole["batch_num_tokens"]) for k, v in figures.items()}
+    metrics["actor/pg_loss"] = added_up(loss)
 
     def mean(values: torch.Tensor) -> Metric:
         summed = (values.detach() * mask).double().sum()
-        return _sum(summed * whole["dp_size"] / whole["batch_num_tokens"])
+        return added_up(summed * whole["dp_size"] / whole["batch_num_tokens"])
 
     entropy = model_output.get("entropy", None)
     if entropy is not None:
@@ -76,7 +76,7 @@ def policy_loss(
     if config.use_kl_loss:
         apart = total(kl_penalty(now, columns["ref_log_prob"], config.kl_loss_type))
         loss = loss + config.kl_loss_coef * apart
-        metrics["actor/kl_loss"] = _sum(apart)
+        metrics["actor/kl_loss"] = added_up(apart)
     return loss, metrics | _distance(now.detach(), columns["rollout_log_probs"], mask, mean)
 
 
@@ -92,5 +92,6 @@ def _distance(now: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor, mea
     }
 
 
-def _sum(value: torch.Tensor | float) -> Metric:
+def added_up(value: torch.Tensor | float) -> Metric:
+    """A metric whose parts add up over micro-batches and average over processes."""
     return Metric(AggregationType.SUM, value)

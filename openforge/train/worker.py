@@ -38,9 +38,26 @@ def build(model: Path, config: RunConfig, adapter: Path | None = None, reference
     With LoRA the model is what adapters are on: `adapter` holds those so far, else they are fresh and change nothing
     yet. A `reference` has none.
     """
+    actor = config.actor
+    options = {
+        "path": str(model),
+        "lora_rank": 0 if reference else actor.model.lora_rank,
+        "lora_alpha": actor.model.lora_alpha,
+        "target_modules": _modules(actor.model.target_modules),
+        "lora_adapter_path": None if adapter is None else str(adapter),
+    }
+    worker = make("language_model", options, config, actor.optim)
+    worker.set_loss_fn(
+        partial(policy_loss, config=_actor_config(config, worker.engine_config, worker.optimizer_config))
+    )
+    return worker
+
+
+def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) -> TrainingWorker:
+    """A worker of veRL's model type `kind`, without a loss; `options` are those of its HFModelConfig."""
     actor, cpu = config.actor, config.trainer.device == "cpu"
     asked = actor.model.enable_gradient_checkpointing
-    # Fresh adapters are drawn; what else is drawn before does not matter.
+    # Fresh adapters and a critic's fresh head are drawn.
     torch.manual_seed(config.seed)
     compute = "fp32" if cpu else "bf16"
     engine = FSDPEngineConfig(
@@ -56,24 +73,19 @@ def build(model: Path, config: RunConfig, adapter: Path | None = None, reference
         # On CPU nothing is gained by giving memory back between forward and backward.
         reshard_after_forward=not cpu,
     )
-    optimizer = _optimizer_config(actor.optim)
     worker = TrainingWorker(
         TrainingWorkerConfig(
-            model_type="language_model",
+            model_type=kind,
             model_config=HFModelConfig(
-                path=str(model),
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
                 use_remove_padding=True,
                 enable_gradient_checkpointing=not cpu if asked is None else asked,
-                lora_rank=0 if reference else actor.model.lora_rank,
-                lora_alpha=actor.model.lora_alpha,
-                target_modules=_modules(actor.model.target_modules),
-                lora_adapter_path=None if adapter is None else str(adapter),
                 override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
+                **options,
             ),
             engine_config=engine,
-            optimizer_config=optimizer,
+            optimizer_config=_optimizer_config(optim),
             # Weights are chained through the checkpoint's fp32 folder, which is exact.
             checkpoint_config=CheckpointConfig(
                 save_contents=["optimizer", "extra"], load_contents=["optimizer", "extra"]
@@ -82,8 +94,7 @@ def build(model: Path, config: RunConfig, adapter: Path | None = None, reference
         )
     )
     worker.reset()
-    _hold_after(worker.engine.lr_scheduler, actor.optim)
-    worker.set_loss_fn(partial(policy_loss, config=_actor_config(config, engine, optimizer)))
+    _hold_after(worker.engine.lr_scheduler, optim)
     return worker
 
 
@@ -144,11 +155,11 @@ def _actor_config(config: RunConfig, engine: FSDPEngineConfig, optimizer: FSDPOp
     )
 
 
-def resume(worker: TrainingWorker, state: Path, config: RunConfig) -> None:
+def resume(worker: TrainingWorker, state: Path, optim: Optim) -> None:
     """Load optimizer, scheduler and RNG; the configuration's optimizer and schedule win over the saved ones, from the
     step on that was reached."""
     worker.load_checkpoint(str(state))
-    optim, scheduler = config.actor.optim, worker.engine.lr_scheduler
+    scheduler = worker.engine.lr_scheduler
     scheduler.base_lrs = [optim.lr] * len(scheduler.base_lrs)
     rates = [optim.lr * f(scheduler.last_epoch) for f in scheduler.lr_lambdas]
     for group, rate in zip(worker.engine.optimizer.param_groups, rates, strict=True):
@@ -193,8 +204,9 @@ def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
 
-def log_probs(worker: TrainingWorker, data: TensorDict) -> list[torch.Tensor]:
-    """Log-probs of the responses of `data` under the worker's weights, a tensor (R) a row."""
+def infer(worker: TrainingWorker, data: TensorDict, output: str) -> list[torch.Tensor]:
+    """What the worker's weights give for the responses of `data`, a tensor (R) a row: `log_probs`, or `values` of the
+    state before each token."""
     tu.assign_non_tensor(
         data,
         compute_loss=False,
@@ -202,7 +214,7 @@ def log_probs(worker: TrainingWorker, data: TensorDict) -> list[torch.Tensor]:
         global_token_num=NonTensorData(data["input_ids"].offsets().diff().tolist()),
     )
     out = worker.infer_batch(data)
-    return [t.clone() for t in response_from_nested(tu.get(out, "log_probs"), data["response_mask"]).unbind()]
+    return [t.clone() for t in response_from_nested(tu.get(out, output), data["response_mask"]).unbind()]
 
 
 def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episodes: float) -> dict[str, float]:

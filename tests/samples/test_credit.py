@@ -20,7 +20,9 @@ from openforge.software import python_of
 from openforge.train import launch
 
 HERE = Path(__file__).parent
-CASES = [(name, by_std) for name, e in ESTIMATORS.items() for by_std in ([True, False] if e.by_std else [True])]
+# One with a critic is the training job's own (tests/train).
+PLAIN = {name: e for name, e in ESTIMATORS.items() if not e.critic}
+CASES = [(name, by_std) for name, e in PLAIN.items() for by_std in ([True, False] if e.by_std else [True])]
 # Three groups of unequal sizes; the rewards of the last lie close together.
 REWARDS = ([1.0, 0.0, 0.0, 0.25], [0.0, 1.0], [0.7, 0.701, 0.7, 0.7])
 
@@ -38,7 +40,15 @@ def made(rewards: list[list[float]], name: str, by_std: bool) -> tuple[list[Json
 
 
 def test_every_estimator_has_an_oracle() -> None:
-    assert FORMULAS.keys() == ESTIMATORS.keys()
+    assert FORMULAS.keys() == PLAIN.keys()
+
+
+def test_a_critics_advantages_are_left_to_the_training_job() -> None:
+    # A group without variance teaches nothing beside its own kind; a critic has all of the iteration.
+    samples, scored = made([[1.0, 1.0], [0.0, 0.5]], "gae", True)
+    assert len(scored) == 4
+    assert [s["advantages"] for s in samples] == [None] * len(samples)
+    assert {s["rewards"][-1] for s in samples} == {1.0, 0.0, 0.5}
 
 
 @pytest.mark.parametrize(("name", "by_std"), [c for c in CASES if ESTIMATORS[c[0]].formula])

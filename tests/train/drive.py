@@ -17,8 +17,8 @@ import numpy as np
 from openforge.train import epoch  # first: it registers the CPU platform before veRL looks for one
 
 import torch  # isort: skip
-from safetensors.torch import load_file  # isort: skip
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # isort: skip
+from safetensors.torch import load_file, save_file  # isort: skip
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, LlamaConfig, LlamaForCausalLM  # isort: skip
 
 from openforge import tables
 from openforge.config import RunConfig
@@ -27,7 +27,7 @@ from openforge.policy.weights import read_checkpoint, write_checkpoint
 from openforge.train.job import Job, TrainError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle import Oracle, adapt, advantages, log_probs
+from oracle import Critic, Oracle, adapt, advantages, log_probs
 
 Json = dict[str, Any]
 VOCABULARY = 61
@@ -147,14 +147,22 @@ def loss(mode: str, **keys: Any) -> Json:
     return {"loss_mode": mode, **keys}
 
 
-def config(policy_loss: Json | None = None, bypass: bool = True, temperature: float = 1.0, **actor: Any) -> RunConfig:
+def config(
+    policy_loss: Json | None = None,
+    bypass: bool = True,
+    temperature: float = 1.0,
+    algorithm: Json | None = None,
+    critic: Json | None = None,
+    **actor: Any,
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": "tiny-random",
             "iterations": 2,
             "tasks": {"source": "tiny"},
             "sampling": {"temperature": temperature},
-            "algorithm": {"rollout_correction": {"bypass_mode": bypass}},
+            "algorithm": {"rollout_correction": {"bypass_mode": bypass}, **(algorithm or {})},
+            **({} if critic is None else {"critic": critic}),
             "trainer": {"threads": 1},
             "actor": {
                 "optim": {"lr": 1e-3},
@@ -213,17 +221,55 @@ def fresh_adapters(base: Path, settings: RunConfig) -> dict[str, Any]:
     }
 
 
+def fresh_critic(run: Path, base: Path, settings: RunConfig) -> Critic | None:
+    """The critic as a job begins with it, in the oracle's hands."""
+    if settings.algorithm.adv_estimator != "gae":
+        return None
+    from openforge.train.critic import build
+    from openforge.train.worker import weights
+
+    epoch.start_processes()
+    worker = build(base, settings)
+    worker.engine.module.config.save_pretrained(run / "fresh")
+    save_file(weights(worker), run / "fresh/model.safetensors", metadata={"format": "pt"})
+    torch.distributed.destroy_process_group()
+    return Critic(AutoModelForTokenClassification.from_pretrained(run / "fresh"), settings.model_dump(mode="json"))
+
+
+def critic_of(spec: Job, critic: Critic, samples: list[Json]) -> Json:
+    """Differences of the last iteration's value losses and of the critic's values to the oracle's."""
+    found, ours = metric(spec, "critic/vf_loss"), critic.losses[-8:]
+    folder = Path(spec.state_out) / "critic"
+    written = Critic(AutoModelForTokenClassification.from_pretrained(folder), spec.config)
+    fresh = Critic(
+        AutoModelForTokenClassification.from_pretrained(Path(spec.state_out).parents[1] / "fresh"), spec.config
+    )
+    with torch.no_grad():
+        after, saved, before = (torch.cat([c.values(s) for s in samples]) for c in (critic, written, fresh))
+    return {
+        "vf_loss": max(abs(a - b) / max(1.0, b) for a, b in zip(found, ours, strict=True)),
+        "vf_losses": ours,
+        "values": float((after - saved).abs().max()),
+        "values_moved": float((before - saved).abs().max()),
+        "critic_lr": metric(spec, "critic/lr"),
+        "critic_clipped": max(metric(spec, "critic/vf_clipfrac")),
+    }
+
+
 def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings: RunConfig) -> Json:
     """Chained jobs and the oracle on the same samples: differences, relative where values are above 1."""
     model = AutoModelForCausalLM.from_pretrained(base)
     starts = fresh_adapters(base, settings)
     if starts:
         adapt(model, starts, settings.actor.model.lora_alpha / settings.actor.model.lora_rank)
-    oracle = Oracle(model, settings.model_dump(mode="json"))
+    critic = fresh_critic(run, base, settings)
+    oracle = Oracle(model, settings.model_dump(mode="json"), critic)
     worst: Json = {"loss": 0.0, "grad_norm": 0.0, "steps": 0, "lr": []}
     apart: list[float] = []
     losses: list[float] = []
     for k, samples in enumerate(iterations, 1):
+        if critic is not None:
+            samples = [{**s, "advantages": None} for s in samples]
         spec = job(run, base, k, samples, settings)
         run_job(spec)
         expected = oracle.iteration(k, samples)
@@ -246,6 +292,8 @@ def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings
     worst["moved"] = float((before - ours).abs().max())
     # Sums cancel, so that what a loss is exact to goes by the largest.
     worst |= {"first_loss": apart[0] / max(1, losses[0]), "loss": max(apart) / max(1, *losses), "smallest": min(losses)}
+    if critic is not None:
+        worst |= critic_of(spec, critic, iterations[-1])
     worst |= adapter_of(spec, model, starts)
     worst["untied"] = "lm_head.weight" in load_file(Path(spec.checkpoint_out) / "model.safetensors")
     return worst
@@ -404,6 +452,13 @@ def main(folder: Path) -> Json:
         "lora": config(bypass=False, model={"lora_rank": 4, "lora_alpha": 8}, use_kl_loss=True, optim={"lr": 1e-2}),
         "lora_some": config(
             model={"lora_rank": 2, "target_modules": ["q_proj", "down_proj"], "enable_gradient_checkpointing": True}
+        ),
+        "gae": config(
+            algorithm={"adv_estimator": "gae", "gamma": 0.95, "lam": 0.9},
+            critic={"optim": {"lr": 1e-3}, "cliprange_value": 0.3},
+        ),
+        "gae_means": config(
+            bypass=False, algorithm={"adv_estimator": "gae"}, model={"lora_rank": 4}, loss_agg_mode=means
         ),
         "checkpointing": config(model={"enable_gradient_checkpointing": True}),
         "micro_rows": config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2),

@@ -39,14 +39,16 @@ def log_probs(model: Any, sample: Json, temperature: float) -> tuple[torch.Tenso
     return logp.gather(1, ids[0, at, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-def token_losses(actor: Json, now: Any, old: Any, a: float) -> Any:
-    """Loss of each trained token of one row with advantage `a`, by actor.policy_loss.loss_mode."""
+def token_losses(actor: Json, now: Any, old: Any, a: Any) -> Any:
+    """Loss of each trained token of one row with advantage `a`, by actor.policy_loss.loss_mode; for `vanilla` it may be
+    one a token."""
     mode, ratio = actor["policy_loss"]["loss_mode"], (now - old).exp()
     low = 1 - (actor["clip_ratio_low"] or actor["clip_ratio"])
     high = 1 + (actor["clip_ratio_high"] or actor["clip_ratio"])
     if mode == "vanilla":
         objective = torch.minimum(ratio * a, ratio.clamp(low, high) * a)
-        return -(objective.clamp(min=a * actor["clip_ratio_c"]) if a < 0 else objective)
+        a = torch.as_tensor(a)
+        return -torch.where(a < 0, torch.maximum(objective, a * actor["clip_ratio_c"]), objective)
     if mode == "gspo":
         # One ratio a sequence: the geometric mean of its tokens'. Each token's gradient has that as its weight.
         sequence = (now - old).mean().exp().detach() * (now - now.detach()).exp()
@@ -121,11 +123,61 @@ def adapt(model: Any, starts: dict[str, torch.Tensor], scale: float) -> None:
         setattr(model.get_submodule(parent), own, Adapted(model.get_submodule(name), a, scale))
 
 
+class Critic:
+    """A value model (token classification with one output) with AdamW of its own: PPO's critic (arXiv 1707.06347)."""
+
+    def __init__(self, model: Any, config: Json) -> None:
+        self.model, self.clip = model, config["critic"]["cliprange_value"]
+        self.gamma, self.lam = config["algorithm"]["gamma"], config["algorithm"]["lam"]
+        o = config["critic"]["optim"]
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=o["lr"], betas=tuple(o["betas"]), weight_decay=o["weight_decay"]
+        )
+        self.most = o["clip_grad"]
+        self.losses: list[float] = []
+        self.old: list[torch.Tensor] = []
+        self.returns: list[torch.Tensor] = []
+
+    def values(self, sample: Json) -> torch.Tensor:
+        """Value of the state before each trained token."""
+        at = torch.tensor([i for i, m in enumerate(sample["loss_mask"]) if m])
+        out: torch.Tensor = self.model(torch.tensor([sample["token_ids"]])).logits[0, at - 1, 0]
+        return out
+
+    def advantages(self, samples: list[Json]) -> list[torch.Tensor]:
+        """GAE (arXiv 1506.02438) over each row's trained tokens, whitened over those of all rows."""
+        with torch.no_grad():
+            self.old = [self.values(s) for s in samples]
+        raw = []
+        for s, values in zip(samples, self.old, strict=True):
+            advantage, found = 0.0, []
+            for t in reversed(range(len(values))):
+                last = t == len(values) - 1
+                reward, after = (s["rewards"][-1], 0.0) if last else (0.0, float(values[t + 1]))
+                advantage = reward + self.gamma * after - float(values[t]) + self.gamma * self.lam * advantage
+                found.append(advantage)
+            raw.append(torch.tensor(found[::-1]))
+        self.returns = [a + v for a, v in zip(raw, self.old, strict=True)]
+        everyone = torch.cat(raw)
+        return [(a - everyone.mean()) / (everyone.var() + 1e-8).sqrt() for a in raw]
+
+    def step(self, samples: list[Json], chosen: Any) -> None:
+        now = torch.cat([self.values(samples[i]) for i in chosen])
+        old, target = (torch.cat([x[i] for i in chosen]) for x in (self.old, self.returns))
+        held = old + (now - old).clamp(-self.clip, self.clip)
+        loss = torch.maximum((now - target) ** 2, (held - target) ** 2).mean() / 2
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.most)
+        self.optimizer.step()
+        self.losses.append(float(loss))
+
+
 class Oracle:
     """Holds model, reference and AdamW over iterations."""
 
-    def __init__(self, model: Any, config: Json) -> None:
-        self.model, self.config, self.actor = model, config, config["actor"]
+    def __init__(self, model: Any, config: Json, critic: Critic | None = None) -> None:
+        self.model, self.config, self.actor, self.critic = model, config, config["actor"], critic
         self.reference = copy.deepcopy(model)
         self.steps = 0
         o = self.actor["optim"]
@@ -137,7 +189,12 @@ class Oracle:
         """All steps of iteration k: loss and gradient norm (before clipping) of each."""
         actor, t = self.actor, self.config["sampling"]["temperature"]
         algorithm = self.config["algorithm"]
-        advantage = advantages(samples, algorithm["norm_adv_by_std_in_grpo"])
+        advantage: list[Any]
+        if self.critic is None:
+            by_episode = advantages(samples, algorithm["norm_adv_by_std_in_grpo"])
+            advantage = [by_episode[s["episode_id"]] for s in samples]
+        else:
+            advantage = self.critic.advantages(samples)
         recorded = [torch.tensor([p for p, m in zip(s["logprobs"], s["loss_mask"], strict=True) if m]) for s in samples]
         old, importance = recorded, [torch.ones_like(r) for r in recorded]
         correction = algorithm["rollout_correction"]
@@ -167,7 +224,7 @@ class Oracle:
         loss = torch.zeros(())
         for i in chosen:
             now, entropy = log_probs(self.model, samples[i], t)
-            token = token_losses(actor, now, old[i], advantage[samples[i]["episode_id"]]) * importance[i]
+            token = token_losses(actor, now, old[i], advantage[i]) * importance[i]
             token = token - actor["entropy_coeff"] * entropy
             if actor["use_kl_loss"]:
                 with torch.no_grad():
@@ -189,6 +246,8 @@ class Oracle:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(actor["optim"], self.steps)
         self.optimizer.step()
+        if self.critic is not None:
+            self.critic.step(samples, chosen)
         self.steps += 1
         return float(loss), float(norm)
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_a_state_of_other_adapters_is_refused(tmp_path: Path) -> None:
         check_state(plain, checkpoint, CONFIG)
 
 
+GAE = RunConfig.model_validate(CONFIG.model_dump(exclude={"algorithm"}) | {"algorithm": {"adv_estimator": "gae"}})
+
+
+def test_a_state_without_a_critic_is_refused_where_one_goes_on(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    plain = state(tmp_path, 1, f"0@{DIGEST}")
+    with pytest.raises(TrainError, match=r"state/0001 holds no critic, which adv_estimator gae goes on from"):
+        check_state(plain, checkpoint, GAE)
+    (plain / "critic").mkdir()
+    (plain / "critic/config.json").write_text("{}")
+    check_state(plain, checkpoint, GAE)
+
+
 def test_pruned_states_are_tombstones_that_name_the_nearest_full_one(tmp_path: Path) -> None:
     checkpoint = checkpoint_0(tmp_path)
     for k in range(1, 6):
@@ -168,6 +182,17 @@ def test_too_little_disk_or_memory_is_said_before_training(tmp_path: Path, monke
             check_room(job)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1_900_000, "SC_PAGE_SIZE": 4096}[name])
     with pytest.raises(TrainError, match=r"at least 8\.0 GB of memory .*, this machine has 7\.8 GB"):
+        check_room(job)
+
+
+def test_a_critic_needs_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(checkpoint_0(tmp_path) / "model.safetensors", "ab") as f:
+        f.truncate(2 * 10**9)
+    usage = shutil.disk_usage(tmp_path)
+    # 2 GB of weights, 4 GB of moments, 2 and 4 of the critic's, and 256 MiB of margin.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=12_260_000_000))
+    job = replace(make_job(tmp_path, 1), config=GAE.model_dump(mode="json"))
+    with pytest.raises(TrainError, match=r"needs about 12\.3 GB of disk"):
         check_room(job)
 
 

@@ -47,7 +47,7 @@ def driven(folder: Path) -> Json:
 CASES = (
     *("bypass", "plain_engine", "recomputed", "token_sum", "dr_grpo", "kl_loss", "schedule"),
     *("gspo", "sapo", "cispo", "gpg", "dro", "dppo_tv", "dppo_kl"),
-    *("lora", "lora_some", "checkpointing", "micro_rows", "micro_tokens"),
+    *("gae", "gae_means", "lora", "lora_some", "checkpointing", "micro_rows", "micro_tokens"),
 )
 
 
@@ -68,6 +68,17 @@ def test_two_chained_iterations_equal_the_oracle(driven: Json, case: str) -> Non
     assert 2 < found["actor/entropy"] < math.log(61)
     # Both iterations have samples of checkpoint 0.
     assert found["training/staleness"] == 1
+
+
+def test_the_critic_is_trained_and_kept_in_the_state(driven: Json) -> None:
+    for case, rate in (("gae", 1e-3), ("gae_means", 1e-5)):
+        found = driven[case]
+        assert found["vf_loss"] < 1e-5
+        assert found["values"] < 1e-4
+        assert min(found["vf_losses"]) > 1e-3
+        assert set(found["critic_lr"]) == {rate}
+    assert driven["gae"]["values"] < 1e-4 < 0.1 < driven["gae"]["values_moved"]
+    assert driven["gae"]["critic_clipped"] > 0
 
 
 def test_adapters_are_in_the_state_and_merged_in_the_checkpoint(driven: Json) -> None:
@@ -212,7 +223,7 @@ def test_two_processes_give_what_one_gives_in_every_loss(driven: Json, folder: P
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for case, spec in specs.items():
         one, two = metrics(folder / case / "metrics1.parquet"), metrics(Job.read(spec).metrics_out)
-        for name in ("loss", "actor/pg_loss", "actor/pg_clipfrac", "actor/entropy", "actor/kl_loss", "lr"):
+        for name in ("loss", "actor/pg_loss", "actor/pg_clipfrac", "actor/entropy", "actor/kl_loss", "critic/vf_loss"):
             expected = [one[step, name] for step in range(8) if (step, name) in one]
             found = [two[step, name] for step in range(8) if (step, name) in two]
             # Sums cancel, so that what a loss is exact to goes by the largest.
