@@ -129,7 +129,8 @@ def training(config: RunConfig, label: str) -> None:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
     estimator = config.algorithm.adv_estimator
     within = ESTIMATORS[estimator].within
-    if config.rollout.n * (config.data.train_batch_size if within == "iteration" else 1) < 2 and config.iterations:
+    compared = config.rollout.n * (config.data.train_batch_size if within == "iteration" else 1)
+    if within != "episode" and compared < 2 and config.iterations:
         raise ConfigError(
             f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
         )
@@ -138,6 +139,8 @@ def training(config: RunConfig, label: str) -> None:
             f"{label}: algorithm.filter_groups.enable has no use with {estimator}, which learns from groups without "
             "variance too; remove it or take another adv_estimator"
         )
+    if within == "episode":
+        likelihood(config, label)
     condition(config.data.filter, label)
     overlong(config.reward.reward_kwargs, label)
     losses(config.actor, label)
@@ -183,6 +186,17 @@ def losses(actor: Actor, label: str) -> None:
         raise ConfigError(
             f"{label}: key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm: "
             "without it a token would count by the longest row that happens to be beside it"
+        )
+
+
+def likelihood(config: RunConfig, label: str) -> None:
+    """Refuse to train on successes by another loss than their likelihood."""
+    mode, bypass = config.actor.policy_loss.loss_mode, config.algorithm.rollout_correction.bypass_mode
+    if mode != "gpg" or not bypass:
+        raise ConfigError(
+            f"{label}: algorithm.adv_estimator {config.algorithm.adv_estimator} raises the likelihood of successes, "
+            "with neither ratio nor importance weights: set actor.policy_loss.loss_mode: gpg and "
+            "algorithm.rollout_correction.bypass_mode: true"
         )
 
 

@@ -82,7 +82,7 @@ class Algorithm(Section):
         description="Discount a call: the t-th of an episode's T trained calls has gamma^(T-t) times its advantage; "
         "gae: discount a trained token.",
         json_schema_extra=only_if(
-            adv_estimator=[n for n, e in ESTIMATORS.items() if e.formula is not None or e.critic]
+            adv_estimator=[n for n, e in ESTIMATORS.items() if e.critic or (e.formula and e.within != "episode")]
         ),
     )
     lam: Share = Field(

@@ -49,6 +49,11 @@ def refused(tmp_path: Path, text: str, name: str = "mine", overrides=None) -> st
             "key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm",
         ),
         (
+            "algorithm: {adv_estimator: sft}",
+            "algorithm.adv_estimator sft raises the likelihood of successes, with neither ratio nor importance "
+            "weights: set actor.policy_loss.loss_mode: gpg and",
+        ),
+        (
             "actor: {use_dynamic_bsz: false}",
             "key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false",
         ),
@@ -213,6 +218,7 @@ def test_missing_keys_are_named(tmp_path):
         ("actor: {tau_pos: 2}", "key 'actor.tau_pos' has no effect while actor.policy_loss.loss_mode is vanilla"),
         ("actor: {model: {lora_alpha: 8}}", "key 'actor.model.lora_alpha' has no effect while lora_rank is 0"),
         ("critic: {cliprange_value: 0.1}", "key 'critic' has no effect while algorithm.adv_estimator is grpo"),
+        ("algorithm: {adv_estimator: sft, gamma: 0.9}", "key 'algorithm.gamma' has no effect while"),
         ("algorithm: {lam: 0.9}", "key 'algorithm.lam' has no effect while algorithm.adv_estimator is"),
         ("actor: {ppo_micro_batch_size_per_gpu: 2}", "key 'actor.ppo_micro_batch_size_per_gpu' has no effect while"),
         (

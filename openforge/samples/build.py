@@ -69,11 +69,14 @@ def build(
     lost: Counter[str] = Counter()  # episodes by reason
     unused: Counter[str] = Counter()  # calls by reason
     groups: dict[str, list[_Episode]] = defaultdict(list)
+    successes = ESTIMATORS[config.algorithm.adv_estimator].within == "episode"
     for e in _unique_finals(episodes):
         own = by_episode[str(e["episode_id"])]
         reason = _unusable(e, latest.get(str(e["episode_id"])))
         if reason is None and e["episode_id"] in filtered:
             reason = "filtered"
+        if reason is None and successes and not latest[str(e["episode_id"])]["passed"]:
+            reason = "not_passed"
         if reason:
             lost[reason] += 1
             unused[f"episode: {reason}"] += len(own)
@@ -157,7 +160,7 @@ def _credit(
     kept: dict[str, list[_Episode]] = {}
     for group, members in groups.items():
         reason = _teaches_nothing(members if estimator.within == "group" else everyone)
-        if reason:
+        if reason and estimator.within != "episode":
             lost_groups[reason] += 1
             lost[reason] += len(members)
             unused[f"group: {reason}"] += sum(len(m.calls) for e in members for m in e.merged)

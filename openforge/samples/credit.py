@@ -76,6 +76,14 @@ def reinforce_plus_plus_baseline(groups: Groups, _: bool) -> dict[str, float]:
     return _whiten(grpo(groups, False))
 
 
+def sft(groups: Groups, _: bool) -> dict[str, float]:
+    """1 for every episode: of those that passed, which alone are kept, the likelihood is raised.
+
+    Source: the policy gradient of rewards 1 and 0 without a baseline is that of the log-likelihood of successes.
+    """
+    return {e: 1.0 for rewards in groups.values() for e in rewards}
+
+
 def _whiten(values: Mapping[str, float]) -> dict[str, float]:
     mean, variance = _moments(values.values())
     return {e: (v - mean) / math.sqrt(variance + EPSILON_VARIANCE) for e, v in values.items()}
@@ -93,14 +101,14 @@ class Estimator(NamedTuple):
 
     Attributes:
         within: whose rewards an advantage is relative to, its group's or the whole iteration's: where these are one
-            alone or all the same, nothing can be learnt.
+            alone or all the same, nothing can be learnt. `episode`: nobody's; an episode that did not pass is left out.
         formula: advantage by episode, from the rewards and norm_adv_by_std_in_grpo; None leaves the column NULL, and
             the training job asks veRL's estimator of the same name, one row an episode.
         by_std: whether it reads norm_adv_by_std_in_grpo.
         critic: whether the training job estimates advantages a token with a critic of its own.
     """
 
-    within: Literal["group", "iteration"]
+    within: Literal["group", "iteration", "episode"]
     formula: Callable[[Groups, bool], dict[str, float]] | None = None
     by_std: bool = False
     critic: bool = False
@@ -115,6 +123,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo_passk": Estimator("group", by_std=True),
     "gpg": Estimator("group"),
     "gae": Estimator("iteration", critic=True),
+    "sft": Estimator("episode", sft),
 }
 
 

@@ -7,6 +7,7 @@ from openforge.rollout.status import ENDS
 REASONS: dict[str, str] = {
     "not_final": "An attempt that another one took the place of.",
     "filtered": "It fails the condition data.filter.",
+    "not_passed": "Successes alone are trained on (adv_estimator sft), and it is none.",
     "no_call": "It ended before its first recorded call.",
     "no_trainable_call": "None of its calls may be trained; the calls' own reasons say why.",
     "row_too_long": "Its rows do not fit actor.ppo_max_token_len_per_gpu.",

@@ -146,7 +146,8 @@ class Epoch:
         self.metrics: list[dict[str, Any]] = []
         self.critic: Any = None
         self.returns: dict[str, list[Any]] = {}
-        if not ESTIMATORS[self.config.algorithm.adv_estimator].critic:
+        estimator = ESTIMATORS[self.config.algorithm.adv_estimator]
+        if not estimator.critic and estimator.within != "episode":
             self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:

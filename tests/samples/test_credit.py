@@ -20,8 +20,8 @@ from openforge.software import python_of
 from openforge.train import launch
 
 HERE = Path(__file__).parent
-# One with a critic is the training job's own (tests/train).
-PLAIN = {name: e for name, e in ESTIMATORS.items() if not e.critic}
+# One with a critic is the training job's own (tests/train), and veRL has none that looks at no other episode.
+PLAIN = {name: e for name, e in ESTIMATORS.items() if not e.critic and e.within != "episode"}
 CASES = [(name, by_std) for name, e in PLAIN.items() for by_std in ([True, False] if e.by_std else [True])]
 # Three groups of unequal sizes; the rewards of the last lie close together.
 REWARDS = ([1.0, 0.0, 0.0, 0.25], [0.0, 1.0], [0.7, 0.701, 0.7, 0.7])
@@ -118,6 +118,19 @@ def test_gamma_counts_calls_in_time_order_over_all_rows() -> None:
         [0, 1 / 8, 1 / 2, 1 / 2],
     ]
     assert advantage_of(samples, "b") == -0.5
+
+
+def test_successes_alone_are_trained_on_and_all_alike() -> None:
+    parts = [group_of([1.0, 0.0, 0.9]), group_of([1.0], "g1"), group_of([0.0, 0.0], "g2")]
+    episodes, scores, calls = ([row for p in parts for row in p[i]] for i in range(3))
+    passed = {"g0-e0": True, "g0-e1": False, "g0-e2": True, "g1-e0": True, "g2-e0": False, "g2-e1": None}
+    scores = [s | {"passed": passed[s["episode_id"]]} for s in scores]
+    result = build(episodes, scores, calls, config(bypass=True, algorithm={"adv_estimator": "sft"}))
+    assert [s["episode_id"] for s in result.samples] == ["g0-e0", "g0-e2", "g1-e0"]
+    assert [s["advantages"] for s in result.samples] == [[0.0, 0.0, 0.0, 1.0, 1.0]] * 3
+    assert result.report["episodes"] == {"total": 6, "trained": 3, "dropped": {"not_passed": 3}}
+    assert result.report["calls"]["dropped"] == {"episode: not_passed": 3}
+    assert result.report["groups"]["dropped"] == {"no_row": 1}
 
 
 @pytest.mark.slow

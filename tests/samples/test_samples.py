@@ -334,7 +334,9 @@ def test_every_reason_is_explained_in_the_report_and_on_the_page() -> None:
     for what in ("episodes", "groups", "calls"):
         assert report[what]["total"] == report[what]["trained"] + sum(report[what]["dropped"].values())
     found = report["episodes"]["dropped"].keys() | report["groups"]["dropped"].keys()
-    assert {r for r in found if ":" not in r} == REASONS.keys()
+    assert {r for r in found if ":" not in r} == REASONS.keys() - {
+        "not_passed"
+    }  # with adv_estimator sft: test_credit.py
     assert {r for r in found if ":" in r} == {
         "status: verifier_timeout",
         "score: judge_failed",

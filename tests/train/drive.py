@@ -270,6 +270,8 @@ def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings
     for k, samples in enumerate(iterations, 1):
         if critic is not None:
             samples = [{**s, "advantages": None} for s in samples]
+        if settings.algorithm.adv_estimator == "sft":
+            samples = [{**s, "advantages": [float(m) for m in s["loss_mask"]]} for s in samples]
         spec = job(run, base, k, samples, settings)
         run_job(spec)
         expected = oracle.iteration(k, samples)
@@ -460,6 +462,7 @@ def main(folder: Path) -> Json:
         "gae_means": config(
             bypass=False, algorithm={"adv_estimator": "gae"}, model={"lora_rank": 4}, loss_agg_mode=means
         ),
+        "sft": config(loss("gpg"), algorithm={"adv_estimator": "sft"}),
         "checkpointing": config(model={"enable_gradient_checkpointing": True}),
         "micro_rows": config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2),
         "micro_tokens": config(bypass=False, ppo_max_token_len_per_gpu=40, loss_agg_mode=means),

@@ -190,7 +190,10 @@ class Oracle:
         actor, t = self.actor, self.config["sampling"]["temperature"]
         algorithm = self.config["algorithm"]
         advantage: list[Any]
-        if self.critic is None:
+        if algorithm["adv_estimator"] == "sft":
+            # The log-likelihood of what was sampled.
+            advantage = [1.0 for _ in samples]
+        elif self.critic is None:
             by_episode = advantages(samples, algorithm["norm_adv_by_std_in_grpo"])
             advantage = [by_episode[s["episode_id"]] for s in samples]
         else:
