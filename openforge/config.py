@@ -15,18 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
-from openforge.config_reading import ConfigError, only_if, read_yaml
+from openforge.config_reading import (
+    ConfigError,
+    Name,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    Text,
+    only_if,
+    read_yaml,
+)
+from openforge.config_training import Actor, Algorithm, Critic, KeepCheckpoints, Reward, Trainer
 
 __all__ = [
     "Cell",
     "ConfigError",
     "EvalConfig",
+    "KeepCheckpoints",
     "Loaded",
     "RunConfig",
     "describe",
@@ -42,19 +55,6 @@ __all__ = [
 RUN_NAME = re.compile(r"[a-z0-9_]+")
 # Given with --config like a key, but a command and no part of a configuration.
 FROM_ITERATION = "from_iteration"
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
-Text = Annotated[str, Field(min_length=1)]
-# torch and numpy take 32 bits.
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Columns(Section):
@@ -115,6 +115,10 @@ class Data(Section):
 
     train_batch_size: Positive = Field(default=8, description="Groups an iteration (veRL: prompts a batch).")
     train_split: str = Field(default="train", description="Split that training draws from.")
+    filter: Text | None = Field(
+        default=None,
+        description="SQL condition on the view `episodes` (and `calls`); an episode that fails it is not trained on.",
+    )
 
 
 class Sampling(Section):
@@ -273,76 +277,6 @@ class Server(Section):
     )
 
 
-class RolloutCorrection(Section):
-    bypass_mode: bool = Field(
-        default=False,
-        description="Take the recorded logprobs as old logprobs instead of recomputing them with checkpoint k-1.",
-    )
-
-
-class Algorithm(Section):
-    """Credit (veRL's `algorithm`)."""
-
-    adv_estimator: Literal["grpo"] = Field(default="grpo", description="Advantage estimator.")
-    norm_adv_by_std_in_grpo: bool = Field(
-        default=True, description="Divide a group's advantages by its standard deviation."
-    )
-    rollout_correction: RolloutCorrection = Field(
-        default_factory=RolloutCorrection, description="Where old logprobs come from."
-    )
-
-
-class Optim(Section):
-    lr: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Learning rate (constant).")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.01, description="AdamW's weight decay.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's betas.", strict=False)
-    clip_grad: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Gradient norm clip.")
-
-
-class Actor(Section):
-    """The policy's update (veRL's `actor_rollout_ref.actor`)."""
-
-    optim: Optim = Field(default_factory=Optim, description="Optimizer.")
-    ppo_mini_batch_size: Positive = Field(default=64, description="Training rows an optimizer step.")
-    ppo_epochs: Positive = Field(default=1, description="Passes over an iteration's rows.")
-    ppo_max_token_len_per_gpu: Positive = Field(default=16384, description="Tokens of a micro-batch; a row must fit.")
-    clip_ratio_low: Annotated[float, Field(gt=0)] = Field(default=0.2, description="Lower PPO clip.")
-    clip_ratio_high: Annotated[float, Field(gt=0)] = Field(default=0.2, description="Upper PPO clip.")
-    clip_ratio_c: Annotated[float, Field(gt=1)] = Field(default=3.0, description="Dual clip for negative advantages.")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
-        default="token-mean", description="How token losses are added up."
-    )
-    entropy_coeff: float = Field(default=0.0, description="Entropy bonus.")
-    use_shared_prefix: bool = Field(
-        default=True, description="Compute a prefix that several rows share once (CPU; exact to rounding)."
-    )
-    data_loader_seed: Seed = Field(default=1, description="Seed of the mini-batch permutation.")
-
-
-class KeepCheckpoints(Section):
-    """Which weights stay; besides these, checkpoint 0, the newest one, and what is still to be read."""
-
-    last: Positive | None = Field(default=None, description="The newest so many.")
-    every: Positive | None = Field(default=None, description="Every so many iterations one.")
-    best: Positive | None = Field(
-        default=None, description="So many with the best pass@1 of the first cell that has at: every."
-    )
-
-
-class Trainer(Section):
-    """The training job (veRL's `trainer`)."""
-
-    device: Literal["cpu", "gpu"] = Field(default="cpu", description="Which software environment and engine settings.")
-    nproc_per_node: Positive = Field(default=1, description="Processes that torchrun starts.")
-    threads: Positive = Field(default=2, description="Threads a process.", json_schema_extra=only_if(device="cpu"))
-    max_actor_ckpt_to_keep: Positive = Field(
-        default=1, description="Optimizer states kept besides the newest; older ones become tombstones."
-    )
-    keep_checkpoints: KeepCheckpoints | None = Field(
-        default=None, description="Weights kept, the union of what is named; all of them without it."
-    )
-
-
 class Cell(Section):
     """One evaluation cell: the same policy under one split, harness, window and sampling."""
 
@@ -385,8 +319,10 @@ class RunConfig(_Common):
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
+    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
+    critic: Critic = Field(default_factory=Critic, description="PPO's critic, with adv_estimator: gae.")
     trainer: Trainer = Field(default_factory=Trainer, description="The training job.")
 
     def sampled(self, iteration: int) -> int:

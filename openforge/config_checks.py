@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from openforge.config_reading import ConfigError
+from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
+    from openforge.config_training import Actor, Optim, RewardKwargs
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -23,6 +25,19 @@ _ON_POLICY = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
+}
+_CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+# Keys of `actor` that veRL's policy losses read, by loss_mode; another loss of veRL is one line here and in Actor.
+# Its geo_mean, clip_cov and kl_cov are not offered: how a mini-batch is cut for memory would change their gradient.
+LOSS_KEYS: dict[str, tuple[str, ...]] = {
+    "vanilla": (*_CLIP, "clip_ratio_c"),
+    "gspo": _CLIP,
+    "sapo": ("tau_pos", "tau_neg"),
+    "gpg": (),
+    "cispo": _CLIP,
+    "dro": (),
+    "dppo_tv": (*_CLIP, "clip_ratio_c"),
+    "dppo_kl": (*_CLIP, "clip_ratio_c"),
 }
 # Keys of `server` that say something about an endpoint only.
 _ENDPOINT = ("replicas", "api", "model", "api_key_env")
@@ -129,8 +144,30 @@ def training(config: RunConfig, label: str) -> None:
             )
     if config.sampling.temperature == 0:
         raise ConfigError(f"{label}: sampling.temperature must be above 0 in training; a greedy group has no spread")
-    if config.rollout.n < 2 and config.iterations:
-        raise ConfigError(f"{label}: rollout.n must be at least 2; an advantage needs a group")
+    estimator = config.algorithm.adv_estimator
+    within = ESTIMATORS[estimator].within
+    compared = config.rollout.n * (config.data.train_batch_size if within == "iteration" else 1)
+    if within != "episode" and compared < 2 and config.iterations:
+        raise ConfigError(
+            f"{label}: rollout.n must be at least 2: {estimator} compares the rewards of one {within}'s episodes"
+        )
+    if config.algorithm.filter_groups.enable and within != "group":
+        raise ConfigError(
+            f"{label}: algorithm.filter_groups.enable has no use with {estimator}, which learns from groups without "
+            "variance too; remove it or take another adv_estimator"
+        )
+    if within == "episode":
+        likelihood(config, label)
+    condition(config.data.filter, label)
+    overlong(config.reward.reward_kwargs, label)
+    losses(config.actor, label)
+    schedule(config.actor.optim, label, "actor")
+    schedule(config.critic.optim, label, "critic")
+    if "critic" in config.model_fields_set and not ESTIMATORS[estimator].critic:
+        raise ConfigError(
+            f"{label}: key 'critic' has no effect while algorithm.adv_estimator is {estimator}; remove it or set gae"
+        )
+    memory(config.actor, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
@@ -139,3 +176,96 @@ def training(config: RunConfig, label: str) -> None:
             f"{label}: key 'trainer.keep_checkpoints.best' has no effect without a cell that has 'at: every'; add one "
             "or remove the key"
         )
+
+
+def losses(actor: Actor, label: str) -> None:
+    """Refuse keys that the chosen loss does not use, and a loss that lacks one."""
+    mode, given = actor.policy_loss.loss_mode, actor.model_fields_set
+    for key in sorted({k for keys in LOSS_KEYS.values() for k in keys} - set(LOSS_KEYS[mode])):
+        if key in given:
+            users = " or ".join(m for m, keys in LOSS_KEYS.items() if key in keys)
+            raise ConfigError(
+                f"{label}: key 'actor.{key}' has no effect while actor.policy_loss.loss_mode is {mode}; remove it or "
+                f"set loss_mode to {users}"
+            )
+    if "clip_ratio" in given and None not in (actor.clip_ratio_low, actor.clip_ratio_high):
+        raise ConfigError(
+            f"{label}: key 'actor.clip_ratio' has no effect beside clip_ratio_low and clip_ratio_high; remove it"
+        )
+    if mode == "dro" and actor.policy_loss.dro_beta is None:
+        raise ConfigError(f"{label}: key 'actor.policy_loss.dro_beta' is required while loss_mode is dro")
+    if mode == "sapo" and actor.loss_agg_mode != "seq-mean-token-mean":
+        raise ConfigError(
+            f"{label}: actor.loss_agg_mode is {actor.loss_agg_mode}, but the loss sapo is a mean over sequences of "
+            "their means; set seq-mean-token-mean"
+        )
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+        raise ConfigError(
+            f"{label}: key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm: "
+            "without it a token would count by the longest row that happens to be beside it"
+        )
+
+
+def likelihood(config: RunConfig, label: str) -> None:
+    """Refuse to train on successes by another loss than their likelihood."""
+    mode, bypass = config.actor.policy_loss.loss_mode, config.algorithm.rollout_correction.bypass_mode
+    if mode != "gpg" or not bypass:
+        raise ConfigError(
+            f"{label}: algorithm.adv_estimator {config.algorithm.adv_estimator} raises the likelihood of successes, "
+            "with neither ratio nor importance weights: set actor.policy_loss.loss_mode: gpg and "
+            "algorithm.rollout_correction.bypass_mode: true"
+        )
+
+
+def schedule(optim: Optim, label: str, whose: str) -> None:
+    """Refuse a schedule without a horizon, or one that ends before it has warmed up."""
+    if optim.lr_scheduler_type == "cosine" and optim.total_training_steps is None:
+        raise ConfigError(
+            f"{label}: key '{whose}.optim.total_training_steps' is required while lr_scheduler_type is cosine: the "
+            "optimizer steps after which the rate is lowest, however many iterations there are"
+        )
+    if optim.total_training_steps is not None and optim.lr_warmup_steps >= optim.total_training_steps:
+        raise ConfigError(
+            f"{label}: {whose}.optim.lr_warmup_steps is {optim.lr_warmup_steps}, but the schedule ends after "
+            f"total_training_steps {optim.total_training_steps}; lower the one or raise the other"
+        )
+
+
+def memory(actor: Actor, label: str) -> None:
+    """Refuse keys of adapters without adapters, and micro-batches of no size."""
+    for key in ("lora_alpha", "target_modules"):
+        if not actor.model.lora_rank and key in actor.model.model_fields_set:
+            raise ConfigError(f"{label}: key 'actor.model.{key}' has no effect while lora_rank is 0; remove it")
+    if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
+        raise ConfigError(
+            f"{label}: key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false"
+        )
+
+
+def overlong(kwargs: RewardKwargs, label: str) -> None:
+    """Refuse a punishment of long episodes that does not say from where to where it grows."""
+    where, buffer = f"{label}: reward.reward_kwargs", kwargs.overlong_buffer_cfg
+    if not buffer.enable:
+        if kwargs.max_resp_len is not None:
+            raise ConfigError(f"{where}.max_resp_len has no effect without overlong_buffer_cfg.enable; remove it")
+        return
+    if kwargs.max_resp_len is None or buffer.len is None:
+        raise ConfigError(f"{where}: max_resp_len and overlong_buffer_cfg.len must be set where enable is true")
+    if buffer.len > kwargs.max_resp_len:
+        raise ConfigError(
+            f"{where}.overlong_buffer_cfg.len is {buffer.len}, more than max_resp_len ({kwargs.max_resp_len}); even an "
+            "empty episode would be punished"
+        )
+
+
+def condition(where: str | None, label: str) -> None:
+    """Refuse a filter of episodes that DuckDB does not take."""
+    if where is None:
+        return
+    # Not at the top: the training job reads configurations where there is no DuckDB.
+    from openforge.condition import ConditionError, check
+
+    try:
+        check(where)
+    except ConditionError as e:
+        raise ConfigError(f"{label}: {e}") from None

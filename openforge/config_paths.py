@@ -10,13 +10,14 @@ from typing import Any
 
 from openforge import environments, harnesses
 from openforge.config import ConfigError, EvalConfig, Harness, RunConfig, Server, Tasks
+from openforge.config_reading import merge
 from openforge.policy.prepare import BUNDLED, ModelError, check_folder
 from openforge.tables import write_beside
 from openforge.tasks import GENERATED, SOURCES, TasksError, layout
 from openforge.tasks.table import verifier_files
 
 # What a run is made with: changed under finished iterations, its checkpoints would be of two runs.
-FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data")
+FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data", "reward")
 # No iteration of it can be made anew with another one of these: checkpoint 0 and the tasks are what all begin from.
 IDENTITY = ("model", "environment", "tasks")
 
@@ -184,7 +185,7 @@ def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path, anew: 
     if not file.exists():
         return
     try:
-        then, now = dict(json.loads(file.read_text())), frozen(config)
+        then, now = _today(json.loads(file.read_text()), config), frozen(config)
     except (ValueError, TypeError, OSError) as e:
         raise ConfigError(
             f"{file} cannot be read ({e}), so nobody can say what run {run} was made with; restore it, or remove "
@@ -205,6 +206,17 @@ def check_frozen(run: str, config: RunConfig | EvalConfig, run_dir: Path, anew: 
         raise ConfigError(
             f"run {run} was made with {key} = {json.dumps(then.get(key))}, now it is {json.dumps(now[key])}: {do}"
         )
+
+
+def _today(then: dict[str, Any], config: RunConfig | EvalConfig) -> dict[str, Any]:
+    """What a run was made with, in today's keys: one that did not exist then had what its default says now."""
+    filled = dict(then)
+    for key in FROZEN:
+        field = type(config).model_fields.get(key)
+        if field is not None and field.default_factory is not None:
+            defaults: Any = field.get_default(call_default_factory=True)
+            filled[key] = merge(defaults.model_dump(mode="json"), then.get(key, {}))
+    return filled
 
 
 def last_finished(run_dir: Path) -> int:

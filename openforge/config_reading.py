@@ -1,4 +1,7 @@
-"""Reading a configuration file: YAML without traps, keys checked against sections, origins of values."""
+"""Reading a configuration file: YAML without traps, keys checked against sections, origins of values.
+
+Here are also what all sections are made of: their base and their types of numbers and texts.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,31 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticUndefined
 
 
 class ConfigError(ValueError):
     """One sentence: the file, the key, and what would be right."""
+
+
+class Section(BaseModel):
+    """A mapping of keys: none but its own, no value converted, and nothing changed once it is read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Above0 = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+Text = Annotated[str, Field(min_length=1)]
+# torch and numpy take 32 bits.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 def only_if(**conditions: Any) -> dict[str, Any]:
@@ -158,7 +177,7 @@ def is_list(annotation: Any) -> bool:
 
 
 def _nearest(key: str, where: str, fields: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, list(fields), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, list(fields), n=1)
     prefix = f"{where}." if where else ""
     if close:
         return f"; did you mean {prefix + close[0]!r}?"

@@ -46,16 +46,18 @@ _READS = re.compile(
 )
 _HIDDEN = re.compile(r"\b(?:copy|create|install)\b", re.I)
 
-_LATEST_SCORES = """
+# Views over the tables' own, in the order in which they build on one another.
+JOINED = {
+    "latest_scores": """
 SELECT * FROM scores
 QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scorer_version DESC) = 1
-"""
-
-_EPISODES = """
+""",
+    "episodes": """
 SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.components
 FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
 WHERE e.final
-"""
+""",
+}
 
 
 class StoreError(ValueError):
@@ -288,8 +290,7 @@ def _views(run_dir: Path, bad: list[Unreadable]) -> dict[str, str]:
     views = {
         ("all_episodes" if t.name == "episodes" else t.name): _table_view(run_dir, t, bad) for t in TABLES.values()
     }
-    views["latest_scores"] = _LATEST_SCORES
-    views["episodes"] = _EPISODES
+    views |= JOINED
     listed = ", ".join(f"({_quote(u.table)}, {_quote(str(u.path))}, {_quote(u.error)})" for u in bad)
     values = f"(VALUES {listed or '(NULL, NULL, NULL)'}) AS t(table_name, path, error)"
     views["unreadable_files"] = f"SELECT * FROM {values} WHERE path IS NOT NULL"

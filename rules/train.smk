@@ -1,3 +1,6 @@
+from openforge.train.job import needs_base
+
+
 def trained_from(wildcards):
     return settled(marker(wildcards.run, int(wildcards.k) - 1))
 
@@ -16,11 +19,17 @@ def state_before(wildcards):
     )
 
 
+def base_of(wildcards):
+    """Checkpoint 0, where training reads it beside k-1."""
+    return settled(marker(wildcards.run, 0)) if needs_base(RUNS[wildcards.run]) else []
+
+
 rule train:
     input:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
         policy=trained_from,
         state=state_before,
+        base=base_of,
         software=lambda w: software(
             marker(w.run, int(w.k)), f"train-{RUNS[w.run].trainer.device}"
         ),

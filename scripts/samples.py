@@ -2,16 +2,22 @@
 
 import json
 
-from openforge import samples, tables
+from openforge import condition, tables
 from openforge.job import job
+from openforge.samples.build import build
 
 with job("samples", snakemake) as j:  # noqa: F821
-    paths = snakemake.input  # noqa: F821
-    result = samples.build(
+    paths, config = snakemake.input, j.train_config  # noqa: F821
+    filtered: frozenset[str] = frozenset()
+    if config.data.filter is not None:
+        files = {"episodes": list(paths.episodes), "calls": list(paths.calls), "scores": [paths.scores]}
+        filtered = condition.failing(config.data.filter, files)
+    result = build(
         tables.read_rows(list(paths.episodes), tables.EPISODES),
         tables.read_rows(paths.scores, tables.SCORES),
         tables.read_rows(list(paths.calls), tables.CALLS),
-        j.train_config,
+        config,
+        filtered,
     )
     tables.write_table(snakemake.output.samples, tables.SAMPLES, result.samples)  # noqa: F821
     tables.write_beside(snakemake.output.report, json.dumps(result.report, indent=1) + "\n")  # noqa: F821

@@ -16,16 +16,18 @@ STAGES = ("tasks", "plan", "rollout", "score", "samples", "train", "eval", "repo
 LIBRARIES = ("policy", "proxy", "sandboxes", "harnesses", "environments")
 # The command line stands above all: it imports anything, and nothing below imports it.
 COMMANDS = ("cli", "verbs")
-# The table of statuses is a meeting place that stands with the stage that sets them.
+# The tables of statuses and of estimators are meeting places that stand with the stage that uses them.
 MEETING_PLACES = (
     "tables",
     "store",
     "config",
     "config_reading",
+    "config_training",
     "config_docs",
     "config_checks",
     "software",
     "rollout.status",
+    "samples.credit",
 )
 # (importer, imported): imports that no order forbids, and the modules below `imported` that are free.
 FORBIDDEN = {

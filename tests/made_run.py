@@ -227,7 +227,8 @@ def _train(run_dir: Path, raws: Sequence[dict[str, Any]]) -> None:
         rows = [sample(e, 0, list(range(e["turns"]))) for e in trained]
         part = f"purpose=train/cell=train/iteration={k:04d}"
         t.write_table(run_dir / f"samples/{part}/samples.parquet", t.SAMPLES, rows)
-        counts = {"episodes": {"total": 8, "trained": 4, "dropped": {"no_spread": 4}}, "calls_per_row": 1.5}
+        lost = {"zero_variance": 4} if k == 1 else {"zero_variance": 3, "status: policy_failed": 1}
+        counts = {"episodes": {"total": 8, "trained": 4, "dropped": lost}, "calls_per_row": 1.5}
         t.write_beside(run_dir / f"samples/{part}/report.json", json.dumps(counts))
         metrics = [{"iteration": k, "step": -1, "name": "actor/pg_loss", "value": 0.5 * k}]
         t.write_table(run_dir / f"metrics/{part}/metrics.parquet", t.METRICS, metrics)

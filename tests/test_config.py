@@ -33,6 +33,58 @@ def refused(tmp_path: Path, text: str, name: str = "mine", overrides=None) -> st
     return message
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "actor: {policy_loss: {loss_mode: dro}}",
+            "key 'actor.policy_loss.dro_beta' is required while loss_mode is dro",
+        ),
+        (
+            "actor: {policy_loss: {loss_mode: sapo}}",
+            "actor.loss_agg_mode is token-mean, but the loss sapo is a mean over sequences of their means",
+        ),
+        (
+            "actor: {loss_agg_mode: seq-mean-token-sum-norm}",
+            "key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm",
+        ),
+        (
+            "algorithm: {adv_estimator: sft}",
+            "algorithm.adv_estimator sft raises the likelihood of successes, with neither ratio nor importance "
+            "weights: set actor.policy_loss.loss_mode: gpg and",
+        ),
+        (
+            "actor: {use_dynamic_bsz: false}",
+            "key 'actor.ppo_micro_batch_size_per_gpu' is required while use_dynamic_bsz is false",
+        ),
+        (
+            "actor: {optim: {lr_scheduler_type: cosine}}",
+            "key 'actor.optim.total_training_steps' is required while lr_scheduler_type is cosine",
+        ),
+        (
+            "algorithm: {adv_estimator: gae}\ncritic: {optim: {lr_scheduler_type: cosine}}",
+            "key 'critic.optim.total_training_steps' is required while lr_scheduler_type is cosine",
+        ),
+        (
+            "actor: {optim: {lr_scheduler_type: cosine, total_training_steps: 9, lr_warmup_steps: 9}}",
+            "actor.optim.lr_warmup_steps is 9, but the schedule ends after total_training_steps 9",
+        ),
+    ],
+)
+def test_a_loss_or_schedule_that_lacks_a_key_names_it(tmp_path, text, sentence):
+    assert refused(tmp_path, TRAIN + text).startswith(f"config/mine.yaml: {sentence}")
+
+
+def test_every_loss_says_which_keys_it_uses():
+    from typing import get_args
+
+    from openforge.config_checks import LOSS_KEYS
+    from openforge.config_training import Actor, PolicyLoss
+
+    assert set(get_args(PolicyLoss.model_fields["loss_mode"].annotation)) == set(LOSS_KEYS)
+    assert {k for keys in LOSS_KEYS.values() for k in keys} <= set(Actor.model_fields)
+
+
 # ---- keys ----
 @pytest.mark.parametrize(
     ("text", "sentence"),
@@ -42,7 +94,7 @@ def refused(tmp_path: Path, text: str, name: str = "mine", overrides=None) -> st
         (
             "actor: {optim: {learning_rate: 1.0, lr: 1.0}}",
             "config/mine.yaml: unknown key 'actor.optim.learning_rate'; known keys here: "
-            "lr, weight_decay, betas, clip_grad",
+            "lr, lr_scheduler_type, lr_warmup_steps, ",
         ),
         (
             "cells: [{name: a, harness: {nam: pi}}]",
@@ -145,6 +197,34 @@ def test_missing_keys_are_named(tmp_path):
             "key 'harness.launch' has no effect while harness.name is \"pi\"",
         ),
         ("trainer: {device: gpu, threads: 2}", "key 'trainer.threads' has no effect while"),
+        ("actor: {kl_loss_coef: 0.1}", "key 'actor.kl_loss_coef' has no effect while actor.use_kl_loss is false"),
+        ("actor: {kl_loss_type: kl}", "key 'actor.kl_loss_type' has no effect while actor.use_kl_loss is false"),
+        ("actor: {loss_scale_factor: 9}", "key 'actor.loss_scale_factor' has no effect while actor.loss_agg_mode is"),
+        ("actor: {optim: {min_lr_ratio: 0.1}}", "key 'actor.optim.min_lr_ratio' has no effect while"),
+        (
+            "algorithm: {rollout_correction: {bypass_mode: true, rollout_is_threshold: 3}}",
+            "key 'algorithm.rollout_correction.rollout_is_threshold' has no effect while",
+        ),
+        ("actor: {policy_loss: {dro_beta: 0.1}}", "key 'actor.policy_loss.dro_beta' has no effect while"),
+        (
+            "actor: {policy_loss: {loss_mode: gspo}, clip_ratio_c: 3}",
+            "key 'actor.clip_ratio_c' has no effect while actor.policy_loss.loss_mode is gspo; remove it or set "
+            "loss_mode to vanilla or dppo_tv or dppo_kl",
+        ),
+        (
+            "actor: {policy_loss: {loss_mode: gpg}, clip_ratio_low: 0.1}",
+            "key 'actor.clip_ratio_low' has no effect while actor.policy_loss.loss_mode is gpg",
+        ),
+        ("actor: {tau_pos: 2}", "key 'actor.tau_pos' has no effect while actor.policy_loss.loss_mode is vanilla"),
+        ("actor: {model: {lora_alpha: 8}}", "key 'actor.model.lora_alpha' has no effect while lora_rank is 0"),
+        ("critic: {cliprange_value: 0.1}", "key 'critic' has no effect while algorithm.adv_estimator is grpo"),
+        ("algorithm: {adv_estimator: sft, gamma: 0.9}", "key 'algorithm.gamma' has no effect while"),
+        ("algorithm: {lam: 0.9}", "key 'algorithm.lam' has no effect while algorithm.adv_estimator is"),
+        ("actor: {ppo_micro_batch_size_per_gpu: 2}", "key 'actor.ppo_micro_batch_size_per_gpu' has no effect while"),
+        (
+            "actor: {clip_ratio: 0.1, clip_ratio_low: 0.2, clip_ratio_high: 0.3}",
+            "key 'actor.clip_ratio' has no effect beside clip_ratio_low and clip_ratio_high",
+        ),
         ("server: {url: 'http://127.0.0.1:1'}", "server.url is for evaluation"),
         ("sampling: {top_p: 0.9}", "sampling.top_p must be 1.0 in training"),
         ("sampling: {temperature: 0}", "sampling.temperature must be above 0 in training"),
@@ -220,9 +300,9 @@ def test_an_endpoint_may_be_the_url_or_the_policy(tmp_path):
 
 
 def test_whole_numbers_are_floats_too(tmp_path):
-    loaded = load(tmp_path, TRAIN + "limits: {seconds: 60}\nactor: {optim: {lr: 1, betas: [0, 1]}}")
+    loaded = load(tmp_path, TRAIN + "limits: {seconds: 60}\nactor: {optim: {lr: 1, betas: [0, 0.5]}}")
     assert (loaded.config.limits.seconds, type(loaded.config.limits.seconds)) == (60.0, float)
-    assert loaded.config.actor.optim.betas == (0.0, 1.0)
+    assert loaded.config.actor.optim.betas == (0.0, 0.5)
 
 
 # ---- YAML ----

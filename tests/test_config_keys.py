@@ -10,10 +10,11 @@ import pytest
 from pydantic import BaseModel
 
 from openforge import config as c
+from openforge import config_training as t
 from openforge.config_reading import section
 
 ROOT = Path(__file__).resolve().parents[1]
-DECLARING = ("config.py", "config_checks.py", "config_docs.py", "config_reading.py")
+DECLARING = ("config.py", "config_checks.py", "config_docs.py", "config_reading.py", "config_training.py")
 SOURCE = "\n".join(
     p.read_text()
     for top, pattern in (("openforge", "**/*.py"), ("rules", "*.smk"), ("scripts", "*.py"))
@@ -28,7 +29,10 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Rollout: ("rollout", "config"),
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
+    t.FilterGroups: ("groups",),
     c.KeepCheckpoints: ("keep",),
+    t.OverlongBuffer: ("buffer",),
+    t.RewardKwargs: ("kwargs",),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {

@@ -218,3 +218,13 @@ def test_a_run_goes_on_only_as_it_was_made(tmp_path: Path) -> None:
         config_paths.check_frozen("r", run(seed=1), tmp_path)
     with pytest.raises(ConfigError, match="data"):
         config_paths.check_frozen("r", run(data={"train_batch_size": 3}), tmp_path)
+
+
+def test_a_key_that_a_run_was_made_without_had_its_default(tmp_path: Path) -> None:
+    config_paths.freeze(run(), tmp_path)
+    frozen = json.loads((tmp_path / "frozen.json").read_text())
+    del frozen["reward"], frozen["algorithm"]["gamma"]
+    (tmp_path / "frozen.json").write_text(json.dumps(frozen))
+    config_paths.check_frozen("r", run(), tmp_path)
+    with pytest.raises(ConfigError, match=r"made with algorithm = .*\"gamma\": 1\.0.*, now it is .*\"gamma\": 0\.5"):
+        config_paths.check_frozen("r", run(algorithm={"gamma": 0.5}), tmp_path)

@@ -55,6 +55,7 @@ def _rows(
     iteration: int | None,
     drawn: Sequence[Mapping[str, Any]],
     *,
+    planned: int,
     config: RunConfig | EvalConfig,
     n: int,
     harness: Harness,
@@ -62,7 +63,7 @@ def _rows(
     limits: Limits,
     policy: str,
 ) -> list[dict[str, Any]]:
-    shards = min(config.rollout.shards, len(drawn))
+    shards = min(config.rollout.shards, planned)
     seen: Counter[str] = Counter()
     rows = []
     for g, task in enumerate(drawn):
@@ -70,6 +71,8 @@ def _rows(
         seen[task["task_id"]] += 1
         group = tables.group_id(run, purpose, cell, iteration, repeat, task["task_id"])
         own = task["task_limits"]
+        # Contiguous blocks of groups, the reserve's cut up by themselves: a group never spans shards.
+        place, among = (g, planned) if g < planned else (g - planned, len(drawn) - planned)
         for sample in range(n):
             rollout = tables.rollout_id(group, sample)
             rows.append(
@@ -83,9 +86,8 @@ def _rows(
                     iteration=iteration,
                     benchmark=task["source"],
                     draw=repeat,
-                    # Contiguous blocks of groups: a group never spans shards.
-                    shard=g * shards // len(drawn) + 1,
-                    reserve=False,
+                    shard=place * shards // among + 1,
+                    reserve=g >= planned,
                     orchestrator=config.rollout.sandbox,
                     image="host",
                     network=config.rollout.network,
@@ -115,16 +117,22 @@ def shards(config: RunConfig | EvalConfig, cell: Cell | None) -> int:
 def train_table(
     run: str, config: RunConfig, tasks: Sequence[Mapping[str, Any]], iteration: int
 ) -> list[dict[str, Any]]:
-    """The rollout table of training iteration k >= 1: `data.train_batch_size` groups of `rollout.n` rollouts."""
+    """The rollout table of training iteration k >= 1: `data.train_batch_size` groups of `rollout.n` rollouts.
+
+    With dynamic sampling `max_num_gen_batches` such batches: the first is planned, the others are its reserve. What of
+    it does not run is drawn all the same, so that k and the seed alone say what an iteration draws.
+    """
     by_id = _split(tasks, config.data.train_split)
-    batch = config.data.train_batch_size
-    ids = draw(list(by_id), config.seed, (iteration - 1) * batch, batch)
+    batch, groups = config.data.train_batch_size, config.algorithm.filter_groups
+    count = batch * (groups.max_num_gen_batches if groups.enable else 1)
+    ids = draw(list(by_id), config.seed, (iteration - 1) * count, count)
     return _rows(
         run,
         "train",
         "train",
         iteration,
         [by_id[i] for i in ids],
+        planned=batch,
         config=config,
         n=config.rollout.n,
         harness=config.harness,
@@ -156,6 +164,7 @@ def eval_table(
         cell_id or cell.name,
         iteration,
         [by_id[i] for i in ids],
+        planned=count,
         config=one_shard,
         n=cell.n,
         harness=cell.harness,

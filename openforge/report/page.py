@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from openforge.report import charts
 from openforge.report.summary import GREEDY, SAMPLED, summary
 from openforge.report.trajectories import chosen, trajectory
 from openforge.rollout.status import ENDS
+from openforge.samples.reasons import meaning
 from openforge.tables import write_beside
 
 HERE = Path(__file__).parent
@@ -45,6 +47,7 @@ def write_report(run_dir: Path, config: RunConfig | EvalConfig, root: Path) -> d
         cells=_cells(figures),
         time=_time(figures),
         statuses=_statuses(figures),
+        fates=[_fates(figures, what) for what in ("episodes", "groups", "calls")],
         episodes=episodes,
         config=flatten(config.model_dump(mode="json")),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -168,3 +171,23 @@ def _statuses(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for s in known
     ]
+
+
+def _fates(figures: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What became of an iteration's training episodes (or groups, or calls): trained, or left out for which reason.
+
+    Reasons by how often they came; `rows` hold iteration, total, trained and a count a reason, the last one their sums.
+    """
+    counted = {k: r[what] for k, r in figures["samples_by_iteration"].items() if what in r}
+    reasons = Counter[str]()
+    for c in counted.values():
+        reasons.update(c["dropped"])
+    names = [name for name, _ in reasons.most_common()]
+    rows = [[k, c["total"], c["trained"], *(c["dropped"].get(n, 0) for n in names)] for k, c in counted.items()]
+    sums = ["all", *(sum(column) for column in zip(*(r[1:] for r in rows), strict=True))]
+    return {
+        "what": what,
+        "reasons": names,
+        "meanings": [(n, meaning(n)) for n in names if meaning(n)],
+        "rows": [*rows, sums] if len(rows) > 1 else rows,
+    }

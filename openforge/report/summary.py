@@ -38,13 +38,14 @@ def summary(run_dir: Path, config: RunConfig | EvalConfig, root: Path) -> dict[s
         trained_episodes, calls_per_episode, rows_per_episode, two_call_share: of the episodes in `samples`
             (NULL without any), so that rows an episode compare with calls an episode;
         samples: what the stage samples counted, summed over iterations, with every reason for leaving out;
+        samples_by_iteration: the same of each, its report.json;
         versions.
 
     Raises:
         ReportError: an eval.json, timing or samples report that is not readable.
         StoreError: there are no results.
     """
-    evaluations = _evaluations(run_dir)
+    evaluations, counted = _evaluations(run_dir), _sample_reports(run_dir)
     with store.reader(run_dir) as tables:
         return {
             "run": run_dir.name,
@@ -54,7 +55,8 @@ def summary(run_dir: Path, config: RunConfig | EvalConfig, root: Path) -> dict[s
             **_seconds(run_dir),
             **_counts(tables),
             **_merging(tables),
-            "samples": _sample_counts(run_dir),
+            "samples": _sample_counts(counted),
+            "samples_by_iteration": counted,
             "versions": _versions(tables, config, root),
         }
 
@@ -167,11 +169,17 @@ def _merging(tables: store.Reader) -> dict[str, Any]:
     return row
 
 
-def _sample_counts(run_dir: Path) -> dict[str, int]:
-    """Counts of the reports that samples writes, by dotted name."""
+def _sample_reports(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """The reports that samples writes, by iteration."""
+    paths = sorted(run_dir.glob("samples/purpose=train/cell=train/iteration=*/report.json"))
+    return {str(int(path.parent.name.partition("=")[2])): read_json(path) for path in paths}
+
+
+def _sample_counts(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Counts of these reports, summed, by dotted name."""
     out: dict[str, int] = defaultdict(int)
-    for path in sorted(run_dir.glob("samples/purpose=train/cell=train/iteration=*/report.json")):
-        _add_leaves(read_json(path), "", out)
+    for report in reports.values():
+        _add_leaves(report, "", out)
     return dict(out)
 
 

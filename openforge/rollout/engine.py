@@ -11,8 +11,9 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from openforge.policy.server import MODEL
 from openforge.proxy.calls import REDACTED
 from openforge.proxy.client import KeptProxy, Proxy, ProxyError, Summary
 from openforge.rollout.gate import Gate
+from openforge.rollout.groups import Groups, Metric, metric_of
 from openforge.rollout.machine import Machine
 from openforge.rollout.partial import Partial
 from openforge.rollout.progress import Progress
@@ -46,6 +48,7 @@ class Shard:
         gate: shut while the policy server does not answer.
         machine: its disk and memory.
         harness: the shard's harness, already warm; one group and one shard have one harness.
+        metric: what a group's episodes must differ in, or a reserve group takes its place.
     """
 
     book: Book
@@ -60,36 +63,61 @@ class Shard:
     attempts: int
     keep_artifacts: int
     progress: Progress
+    metric: Metric = "reward"
+    _groups: Groups = field(init=False)
+    _todo: deque[Mapping[str, Any]] = field(init=False)
 
     async def run(self) -> None:
-        """Run every rollout that has not ended, `concurrency` at a time, in table order.
+        """Run every rollout that has not ended, `concurrency` at a time, in table order, and reserve groups as due.
 
         Raises:
             ExceptionGroup: of what stops a shard (a full disk, a policy server or proxy that is gone for good). What
                 has ended is kept; what was running counts as interrupted, and is run once more by the next command.
         """
         self.machine.check()
-        todo = [r for r in self.book.rows if not self._finished(r["rollout_id"])]
-        self.progress.skip(len(self.book.rows) - len(todo))
+        self._resume()
         try:
             async with asyncio.TaskGroup() as group:
                 watches = (self.progress.report(), self.machine.watch(), self.gate.watch())
                 tasks = [group.create_task(w) for w in watches]
-                await self._all(todo)
+                await self._all()
                 for task in tasks:
                     task.cancel()
         except Exception as e:
             self.partial.stop(str(innermost(e)))
             raise
 
-    async def _all(self, todo: Sequence[Mapping[str, Any]]) -> None:
+    def _resume(self) -> None:
+        """Take up what an earlier process left: what has ended counts for its group, what has not is to do."""
+        self._groups = Groups(self.book.rows, self.partial.begun)
+        due = self._groups.due
+        finished = [r for r in due if self._finished(r["rollout_id"])]
+        self._todo = deque(r for r in due if not self._finished(r["rollout_id"]))
+        self.progress.total = len(due)
+        self.progress.skip(len(finished))
+        for row in finished:
+            self._ended(row, self.partial.ended[row["rollout_id"]][-1])
+
+    def _ended(self, row: Mapping[str, Any], episode: Mapping[str, Any]) -> None:
+        more = self._groups.ended(row, metric_of(episode, self.metric))
+        self.progress.total += len(more)
+        self._todo.extend(more)
+
+    async def _all(self) -> None:
         free = asyncio.Semaphore(self.concurrency)
+        running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
-            for row in todo:
+            while self._todo or running:
+                if not self._todo:
+                    # The end of one may be what makes a reserve group due.
+                    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    running -= done
+                    continue
                 # Acquired here and released by the task: rollouts start in table order.
                 await free.acquire()
-                task = group.create_task(self._rollout(row))
+                task = group.create_task(self._rollout(self._todo.popleft()))
                 task.add_done_callback(lambda _: free.release())
+                running.add(task)
 
     def _finished(self, rollout_id: str) -> bool:
         """Whether a rollout has an end that is not to be retried, or no attempt left."""
@@ -124,6 +152,7 @@ class Shard:
         if episode["verifier_output"] is not None and ENDS[episode["status"]].verified:
             reward = verdict.parse(episode["verifier_output"]).score
         self.progress.ended(reward, episode["response_tokens"] or 0)
+        self._ended(row, episode)
 
     async def _episode(self, row: Mapping[str, Any], proxy: Proxy, attempt: int, started: datetime) -> dict[str, Any]:
         """One attempt: sandbox, session, environment, evidence. Never raises for what befalls the episode alone.

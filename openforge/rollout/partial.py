@@ -139,6 +139,11 @@ class Partial:
         else:
             raise ValueError(event)
 
+    @property
+    def begun(self) -> set[str]:
+        """Rollouts of which an attempt was started."""
+        return self.ended.keys() | self.open.keys()
+
     def next_attempt(self, rollout_id: str) -> int:
         """The first attempt number that was never started."""
         used = [r["attempt"] for r in self.ended.get(rollout_id, []) + self.open.get(rollout_id, [])]

@@ -13,6 +13,7 @@ from typing import Any
 from openforge import tables
 from openforge.proxy import journal, lineage
 from openforge.proxy.journal import JournalError
+from openforge.rollout.groups import running
 from openforge.rollout.partial import Partial
 
 Row = dict[str, Any]
@@ -78,7 +79,7 @@ class Book:
     def finished(self, partial: Partial) -> list[Row]:
         """Episode rows of a shard whose rollouts have all ended: the last attempt of each is final."""
         rows = []
-        for row in self.rows:
+        for row in running(self.rows, partial.begun):
             attempts = self.attempts(row, partial)
             attempts[-1]["final"] = True
             rows += attempts
@@ -87,7 +88,7 @@ class Book:
     def sealed(self, partial: Partial) -> list[Row]:
         """Episode rows of a shard that is given up: what did not end is shard_lost, one final row each."""
         rows = []
-        for row in self.rows:
+        for row in running(self.rows, partial.begun):
             attempts = self.attempts(row, partial)
             attempts = attempts or [self.row(row, 0, datetime.now(UTC))]
             last = attempts[-1]

@@ -192,6 +192,7 @@ async def _run(
                 attempts=config.attempts,
                 keep_artifacts=config.keep_artifacts,
                 progress=progress,
+                metric=job.train_config.algorithm.filter_groups.metric if job.part["purpose"] == "train" else "reward",
             )
             await shard.run()
     finally:

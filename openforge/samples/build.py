@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
-from openforge.samples.credit import ESTIMATORS, degenerate
+from openforge.samples.credit import ESTIMATORS, degenerate, discounts, outcome
 from openforge.samples.merge import Merged, SamplesError, merge
+from openforge.samples.shaping import overlong
 
 Row = Mapping[str, Any]
 
@@ -27,7 +28,8 @@ class Result:
     """Rows of the samples table, and what became of everything that went in.
 
     `report` holds, for episodes, calls and groups: `total`, `trained` and `dropped` (reason -> count), which
-    add up; and `rows`, `tokens`, `trained_tokens`, `rows_per_episode`, `calls_per_row`.
+    add up; and `rows`, `tokens`, `trained_tokens`, `rows_per_episode`, `calls_per_row`, and of the trained
+    episodes how many are `overlong`.
     """
 
     samples: list[dict[str, Any]]
@@ -40,10 +42,23 @@ class _Episode:
     reward: float
     outcome: float
     merged: list[Merged]
+    overlong: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.row["episode_id"])
 
 
-def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], config: RunConfig) -> Result:
+def build(
+    episodes: Sequence[Row],
+    scores: Sequence[Row],
+    calls: Sequence[Row],
+    config: RunConfig,
+    filtered: Collection[str] = (),
+) -> Result:
     """Rows of `tables.SAMPLES` from an iteration's training episodes, their scores and calls.
+
+    `filtered` are the episodes that `data.filter` leaves out.
 
     Raises:
         SamplesError: tables that contradict one another, or a group sampled by two policies without a
@@ -54,9 +69,14 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
     lost: Counter[str] = Counter()  # episodes by reason
     unused: Counter[str] = Counter()  # calls by reason
     groups: dict[str, list[_Episode]] = defaultdict(list)
+    successes = ESTIMATORS[config.algorithm.adv_estimator].within == "episode"
     for e in _unique_finals(episodes):
         own = by_episode[str(e["episode_id"])]
         reason = _unusable(e, latest.get(str(e["episode_id"])))
+        if reason is None and e["episode_id"] in filtered:
+            reason = "filtered"
+        if reason is None and successes and not latest[str(e["episode_id"])]["passed"]:
+            reason = "not_passed"
         if reason:
             lost[reason] += 1
             unused[f"episode: {reason}"] += len(own)
@@ -69,7 +89,9 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
         if not kept:
             lost["no_call" if not own else "row_too_long" if rows else "no_trainable_call"] += 1
             continue
-        groups[str(e["group_id"])].append(_Episode(e, float(score["reward"]), _outcome(score), kept))
+        shaping = overlong(sum(m.trained_tokens for m in rows), config.reward.reward_kwargs)
+        reward = float(score["reward"]) + shaping
+        groups[str(e["group_id"])].append(_Episode(e, reward, _outcome(score, config), kept, shaping < 0))
     samples, lost_groups = _credit(groups, config, lost, unused)
     asked = {str(e["group_id"]) for e in episodes}
     lost_groups["no_row"] += len(asked - groups.keys())
@@ -77,7 +99,10 @@ def build(episodes: Sequence[Row], scores: Sequence[Row], calls: Sequence[Row], 
         if not e["final"]:
             lost["not_final"] += 1
             unused["episode: not_final"] += len(by_episode[str(e["episode_id"])])
-    return Result(samples, _report(samples, episodes, calls, len(asked), lost, unused, lost_groups))
+    report = _report(samples, episodes, calls, len(asked), lost, unused, lost_groups)
+    long = {e.name for members in groups.values() for e in members if e.overlong}
+    report["overlong"] = len(long & {s["episode_id"] for s in samples})
+    return Result(samples, report)
 
 
 def _calls_of(calls: Iterable[Row], known: set[str]) -> dict[str, list[Row]]:
@@ -117,34 +142,45 @@ def _unusable(episode: Row, score: Row | None) -> str | None:
     return None
 
 
-def _outcome(score: Row) -> float:
-    """The reward without its `shaping` component: shaping ranks outcomes, it must not make a group of equal
-    ones."""
-    return float(score["reward"]) - float(json.loads(score["components"] or "{}").get("shaping") or 0.0)
+def _outcome(score: Row, config: RunConfig) -> float:
+    """What a group's members must differ in: what its shard looked at, or the reward before any shaping."""
+    groups = config.algorithm.filter_groups
+    if groups.enable and groups.metric == "acc":
+        return float(score["passed"])
+    return outcome(float(score["reward"]), json.loads(score["components"] or "{}"))
 
 
 def _credit(
     groups: Mapping[str, list[_Episode]], config: RunConfig, lost: Counter[str], unused: Counter[str]
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Samples of the groups that teach something; the others' episodes and calls are counted as lost."""
-    samples: list[dict[str, Any]] = []
-    lost_groups: Counter[str] = Counter()
+    algorithm, lost_groups = config.algorithm, Counter[str]()
+    estimator = ESTIMATORS[algorithm.adv_estimator]
+    everyone = [e for members in groups.values() for e in members]
+    kept: dict[str, list[_Episode]] = {}
     for group, members in groups.items():
-        reason = _teaches_nothing(members)
-        if reason:
+        reason = _teaches_nothing(members if estimator.within == "group" else everyone)
+        if reason and estimator.within != "episode":
             lost_groups[reason] += 1
             lost[reason] += len(members)
             unused[f"group: {reason}"] += sum(len(m.calls) for e in members for m in e.merged)
             continue
         _one_policy(group, members, config)
-        rewards = {str(e.row["episode_id"]): e.reward for e in members}
-        advantages = ESTIMATORS[config.algorithm.adv_estimator](rewards, config.algorithm.norm_adv_by_std_in_grpo)
-        for e in members:
-            samples += _samples(e, advantages[str(e.row["episode_id"])])
-    return samples, lost_groups
+        kept[group] = members
+    advantages: dict[str, float] | None = None
+    if estimator.formula is not None and kept:
+        rewards = {group: {e.name: e.reward for e in members} for group, members in kept.items()}
+        advantages = estimator.formula(rewards, algorithm.norm_adv_by_std_in_grpo)
+    return [
+        row
+        for members in kept.values()
+        for e in members
+        for row in _samples(e, None if advantages is None else advantages[e.name], algorithm.gamma)
+    ], lost_groups
 
 
 def _teaches_nothing(members: Sequence[_Episode]) -> str | None:
+    """Why advantages that are relative to one another's rewards say nothing about `members`."""
     if len(members) < 2:
         return "singleton_group"
     if degenerate([e.outcome for e in members]) or degenerate([e.reward for e in members]):
@@ -169,8 +205,8 @@ def _one_policy(group: str, members: Sequence[_Episode], config: RunConfig) -> N
         )
 
 
-def _samples(episode: _Episode, advantage: float) -> list[dict[str, Any]]:
-    e = str(episode.row["episode_id"])
+def _samples(episode: _Episode, advantage: float | None, gamma: float) -> list[dict[str, Any]]:
+    e, discount = episode.name, discounts([c for m in episode.merged for c in m.calls], gamma)
     total = sum(m.trained_tokens for m in episode.merged)
     return [
         {
@@ -183,7 +219,7 @@ def _samples(episode: _Episode, advantage: float) -> list[dict[str, Any]]:
             "logprobs": m.logprobs,
             # A row ends with a response, so its last token is its last trained one.
             "rewards": [0.0] * (len(m.token_ids) - 1) + [episode.reward],
-            "advantages": [advantage * x for x in m.loss_mask],
+            "advantages": None if advantage is None else [advantage * x for x in m.spread(discount)],
             # By trained tokens, not by rows: a mean over all of an episode's tokens is then the weighted mean
             # of its rows' means, however the episode was cut into rows.
             "weight": m.trained_tokens / total,

@@ -24,6 +24,7 @@ class Merged:
     Attributes:
         calls: indices of the calls whose responses are trained in it, in order.
         token_ids: the last call's prompt and response, int32.
+        lengths: tokens of each call's response, in the order of `calls`.
         loss_mask: 1 where a token is a response token of one of `calls`.
         logprobs: recorded log-probabilities there, 0 elsewhere.
         policy_versions: the versions that sampled `calls`.
@@ -31,6 +32,7 @@ class Merged:
     """
 
     calls: list[int]
+    lengths: list[int]
     token_ids: array[int]
     loss_mask: list[int]
     logprobs: list[float]
@@ -39,7 +41,12 @@ class Merged:
 
     @property
     def trained_tokens(self) -> int:
-        return sum(self.loss_mask)
+        return sum(self.lengths)
+
+    def spread(self, values: Mapping[int, float]) -> list[float]:
+        """A value by call at each of its response tokens, 0 elsewhere (L)."""
+        trained = (values[c] for c, n in zip(self.calls, self.lengths, strict=True) for _ in range(n))
+        return [next(trained) if m else 0.0 for m in self.loss_mask]
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Merged], Counter[str]]:
@@ -110,4 +117,5 @@ def _row(head: int, following: Mapping[int, int], calls: Mapping[int, Mapping[st
         ids = prompt
         ids.extend(response)
     versions = [str(calls[c]["policy_version"]) for c in chain]
-    return Merged(chain, ids, mask, logprobs, versions, list(calls[chain[-1]]["images"] or ()))
+    lengths = [len(calls[c]["response_token_ids"]) for c in chain]
+    return Merged(chain, lengths, ids, mask, logprobs, versions, list(calls[chain[-1]]["images"] or ()))

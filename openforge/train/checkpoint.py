@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from openforge.config import RunConfig
 from openforge.policy.weights import TOMBSTONE, read_checkpoint, write_checkpoint
+from openforge.samples.credit import ESTIMATORS
 from openforge.tables import write_beside
-from openforge.train.job import Job, TrainError
+from openforge.train.job import Job, TrainError, lora_of
 
 CARD = "checkpoint.json"
 STATE_CARD = "state.json"
 PROBE = "probe.json"
+CRITIC = "critic"  # below a state's folder, where there is a critic
 
 
 @contextmanager
@@ -54,11 +57,12 @@ def write_card(folder: Path, job: Job, **note: Any) -> str:
     return str(card["policy_version"])
 
 
-def check_state(state: Path, checkpoint: Path, world: int | None) -> None:
-    """Refuse a state that `world` processes (None: it does not matter how many) cannot resume from.
+def check_state(state: Path, checkpoint: Path, config: RunConfig | None) -> None:
+    """Refuse a state that a job of `config` (None: nothing is trained, it is carried on) cannot resume from.
 
     Raises:
-        TrainError: it is missing or a tombstone, of other weights, or written by another number of processes.
+        TrainError: it is missing or a tombstone, of other weights, or written by another number of processes or with
+            other adapters.
         CheckpointError: `checkpoint` is no checkpoint folder.
     """
     if (state / TOMBSTONE).exists():
@@ -76,16 +80,32 @@ def check_state(state: Path, checkpoint: Path, world: int | None) -> None:
         raise TrainError(
             f"the state in {state} belongs to policy {card['policy_version']}, but {checkpoint} is {version}"
         )
-    if world is not None and card["world_size"] not in (world, 0):
+    if config is None or card["world_size"] == 0:
+        return
+    if card["world_size"] != config.trainer.nproc_per_node:
         raise TrainError(
             f"the state in {state} was written by {card['world_size']} processes and loads on as many only; "
             f"set trainer.nproc_per_node to {card['world_size']}"
         )
+    if card.get("lora") != lora_of(config):
+        raise TrainError(
+            f"the state in {state} was trained with {_adapters(card.get('lora'))}, the configuration says "
+            f"{_adapters(lora_of(config))}; set actor.model back, or begin a run of another name"
+        )
+    if ESTIMATORS[config.algorithm.adv_estimator].critic and not (state / CRITIC / "config.json").exists():
+        raise TrainError(
+            f"the state in {state} holds no critic, which adv_estimator {config.algorithm.adv_estimator} goes on from; "
+            "begin a run of another name, or this one anew from iteration 1"
+        )
 
 
-def write_state_card(folder: Path, job: Job, version: str, world: int) -> None:
+def _adapters(lora: dict[str, Any] | None) -> str:
+    return "all weights (actor.model.lora_rank 0)" if lora is None else " ".join(f"{k} {v}" for k, v in lora.items())
+
+
+def write_state_card(folder: Path, job: Job, version: str, world: int, lora: dict[str, Any] | None) -> None:
     """state.json: whose state it is. `world` 0: there is none yet (nothing was ever trained)."""
-    card = {"iteration": job.iteration, "policy_version": version, "world_size": world}
+    card = {"iteration": job.iteration, "policy_version": version, "world_size": world, "lora": lora}
     write_beside(folder / STATE_CARD, json.dumps(card, indent=1) + "\n")
 
 
@@ -101,16 +121,16 @@ def carry_over(job: Job, reason: str) -> str:
     """
     source, target = Path(job.checkpoint_in), Path(job.checkpoint_out)
     before, after = None if job.state_in is None else Path(job.state_in), Path(job.state_out)
-    world = 0
+    world, lora = 0, None
     if before is not None:
         check_state(before, source, None)
-        world = world_size(before)
+        world, lora = world_size(before), json.loads((before / STATE_CARD).read_text()).get("lora")
     with folder_beside(after) as s, folder_beside(target) as c:
         _link(source, c, CARD)
         version = write_card(c, job, trained=False, reason=reason)
         if before is not None:
             _link(before, s, STATE_CARD)
-        write_state_card(s, job, version, world)
+        write_state_card(s, job, version, world, lora)
     return version
 
 
@@ -178,8 +198,10 @@ def check_room(job: Job) -> None:
         TrainError: names the path, what is needed and what there is.
     """
     size = weights_size(Path(job.checkpoint_in))
+    models = 2 if ESTIMATORS[job.typed.algorithm.adv_estimator].critic else 1
+    state = STATE_SIZE * models + models - 1  # a critic's weights are in the state
     needs: dict[int, tuple[Path, int]] = {}
-    for place, need in ((job.checkpoint_out, size), (job.state_out, STATE_SIZE * size)):
+    for place, need in ((job.checkpoint_out, size), (job.state_out, state * size)):
         folder = Path(place).parent
         folder.mkdir(parents=True, exist_ok=True)
         disk = folder.stat().st_dev
@@ -194,7 +216,7 @@ def check_room(job: Job) -> None:
             )
     if job.typed.trainer.device == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        need = MEMORY_SIZE * size
+        need = MEMORY_SIZE * models * size
         if memory < need:
             raise TrainError(
                 f"training a model of {size / 1e9:.1f} GB takes at least {need / 1e9:.1f} GB of memory (weights, "

@@ -9,11 +9,13 @@ so their number does not change the result.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,13 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
+from openforge.config_training import Algorithm  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
-from openforge.train import checkpoint, verl_cpu  # noqa: E402
-from openforge.train.job import PROGRESS, REFUSED, Job, TrainError  # noqa: E402
+from openforge.samples.credit import ESTIMATORS  # noqa: E402
+from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
+from openforge.train.checks import check_samples  # noqa: E402
+from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
 from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
-
-# veRL's default bound of a token's importance weight (algorithm.rollout_correction.rollout_is_threshold).
-IS_THRESHOLD = 2.0
 
 
 def say(line: str) -> None:
@@ -69,33 +71,63 @@ def start_processes() -> None:
     verl_cpu.register_engines()
 
 
-def check_advantages(rows: list[Row], norm_by_std: bool) -> None:
-    """The table's advantages against veRL's own estimator over one row an episode.
+def credited(rows: list[Row], algorithm: Algorithm) -> list[Row]:
+    """Rows with the advantages of veRL's own estimator, over one row an episode, where the table leaves them to it.
 
     Raises:
-        TrainError: an episode's advantage is another than veRL's.
+        TrainError: the table has an advantage that is another than veRL's.
     """
+    from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     firsts = episodes(rows)
-    rewards = torch.tensor([[r.reward] for r in firsts])
+    rewards = torch.tensor([[r.reward] for r in firsts], dtype=torch.float64)
     groups = np.array([r.group_id for r in firsts], dtype=object)
-    estimate = get_adv_estimator_fn("grpo")
+    by_std = algorithm.norm_adv_by_std_in_grpo
+    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
     found, _ = estimate(
-        token_level_rewards=rewards.clone(),
+        token_level_rewards=rewards,
         response_mask=torch.ones_like(rewards),
         index=groups,
-        norm_adv_by_std_in_grpo=norm_by_std,
+        norm_adv_by_std_in_grpo=by_std,
+        config=AlgoConfig(norm_adv_by_std_in_grpo=by_std),
     )
-    for row, value in zip(firsts, found[:, 0].tolist(), strict=True):
-        # A group whose rewards hardly differ divides float32's rounding by its standard deviation.
-        group = rewards[groups == row.group_id]
-        noise = 4e-7 * float(group.abs().max()) / (float(group.std()) + 1e-6) if norm_by_std else 0.0
-        if abs(row.advantage - value) > 1e-5 + noise:
+    advantage = {r.episode_id: float(value) for r, value in zip(firsts, found[:, 0], strict=True)}
+    if firsts[0].advantages is None:
+        return [replace(r, advantages=np.full(len(r.mask), advantage[r.episode_id], np.float32) * r.mask) for r in rows]
+    # The last call of an episode has all of its advantage, the others a discounted one.
+    stored: dict[str, float] = {}
+    for r in rows:
+        stored[r.episode_id] = max(stored.get(r.episode_id, 0.0), *r.advantages.tolist(), key=abs)
+    within = ESTIMATORS[algorithm.adv_estimator].within
+    for row in firsts:
+        mates = torch.from_numpy((groups == row.group_id) | (within == "iteration"))
+        raw, its = rewards[mates], found[mates]
+        # Rewards stand in the table as float32: dividing by a small spread magnifies their rounding.
+        noise = 4e-7 * float(raw.abs().max() * (its.max() - its.min()) / (raw.max() - raw.min()))
+        if not abs(stored[row.episode_id] - advantage[row.episode_id]) <= 1e-6 + noise:
             raise TrainError(
                 f"episode {row.episode_id} of group {row.group_id}: its advantage in the samples table is "
-                f"{row.advantage:.6f}, but veRL's estimator gives {value:.6f}; write the samples again"
+                f"{stored[row.episode_id]:.6f}, but veRL's estimator {algorithm.adv_estimator} gives "
+                f"{advantage[row.episode_id]:.6f}; write the samples again"
             )
+    return rows
+
+
+# Of veRL's figures on the correction: KL(sampler || trainer) by two estimators, the weights, and the share of them that
+# the bound cut.
+_CORRECTION = (
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/rollout_is_mean",
+    "rollout_corr/rollout_is_max",
+    "rollout_corr/rollout_is_ratio_fraction_high",
+)
+
+
+def _spread(value: float, row: Row) -> Any:
+    """A value on the trained tokens of a row, float32 (R)."""
+    return torch.from_numpy((value * row.mask).astype(np.float32))
 
 
 class Epoch:
@@ -104,18 +136,19 @@ class Epoch:
     def __init__(self, job: Job) -> None:
         self.job, self.config = job, job.typed
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.rows = [row_of(s) for s in tables.read_rows(job.samples, tables.SAMPLES)]
+        samples = tables.read_rows(job.samples, tables.SAMPLES)
+        check_samples(job, samples)
+        self.rows = [row_of(s) for s in samples]
         self.lengths = [len(r.token_ids) for r in self.rows]
         # The engine that shares prefixes is registered for the CPU only.
         self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
+        self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
-        longest = max(self.lengths)
-        if longest > self.config.actor.ppo_max_token_len_per_gpu:
-            raise TrainError(
-                f"{job.samples}: a row of {longest} tokens does not fit actor.ppo_max_token_len_per_gpu "
-                f"({self.config.actor.ppo_max_token_len_per_gpu}); write the samples again"
-            )
-        check_advantages(self.rows, self.config.algorithm.norm_adv_by_std_in_grpo)
+        self.critic: Any = None
+        self.returns: dict[str, list[Any]] = {}
+        estimator = ESTIMATORS[self.config.algorithm.adv_estimator]
+        if not estimator.critic and estimator.within != "episode":
+            self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:
         self.metrics += [
@@ -127,6 +160,9 @@ class Epoch:
         ranks."""
         hands = deal(indices, self.lengths, self.world)
         mine, most = hands[self.rank], max(map(len, hands))
+        if not self.config.actor.use_dynamic_bsz:
+            # veRL cuts equal micro-batches only.
+            most = -(-most // self.size) * self.size
         filler = min(indices, key=lambda i: self.lengths[i])
         return mine + [filler] * (most - len(mine)), most - len(mine)
 
@@ -144,30 +180,41 @@ class Epoch:
             **settings,
         )
 
-    def columns(self, worker: Any) -> dict[str, list[Any]]:
-        """Advantages and old log-probs over the responses, a tensor a row; importance weights where
-        decoupled."""
-        columns: dict[str, list[Any]] = {"advantages": [self._advantage(r) for r in self.rows]}
+    def columns(self, worker: Any, reference: list[Any] | None) -> dict[str, list[Any]]:
+        """What a row's loss needs beside its tokens, a tensor over the response a row; `reference` are the log-probs
+        of checkpoint 0 where there is a KL term."""
+        columns: dict[str, list[Any]] = {"advantages": self._advantages()}
         if self.config.algorithm.rollout_correction.bypass_mode:
             columns["old_log_probs"] = [torch.from_numpy(r.recorded) for r in self.rows]
-            return columns
-        columns["old_log_probs"] = self._recomputed(worker)
-        columns["rollout_is_weights"] = self._importance(columns["old_log_probs"])
+        else:
+            columns["old_log_probs"] = self.infer(worker, "log_probs")
+            columns["rollout_is_weights"] = self._importance(columns["old_log_probs"])
+        if self.config.actor.loss_agg_mode == "seq-mean-token-mean":
+            # A mean over a sequence's tokens would weigh an episode by its rows: rows count by their share of its
+            # tokens. The other modes add tokens up, where every token counts once already.
+            columns["row_weights"] = [_spread(r.weight, r) for r in self.rows]
+        if reference is not None:
+            columns["ref_log_prob"] = reference
         return columns
 
-    def _advantage(self, row: Row) -> Any:
-        # A mean over a sequence's tokens would weigh an episode by its rows: rows count by their share of its
-        # tokens. The other modes add tokens up, where every token counts once already. The clipped objective
-        # is linear in a positive factor on the advantage, so the factor goes there.
-        factor = row.weight if self.config.actor.loss_agg_mode == "seq-mean-token-mean" else 1.0
-        return torch.from_numpy((row.advantage * factor * row.mask).astype(np.float32))
+    def _advantages(self) -> list[Any]:
+        """Advantages over the responses; with a critic they are estimated here, and its own targets with them."""
+        if self.critic is None:
+            return [torch.from_numpy(r.advantages) for r in self.rows]
+        from openforge.train.critic import estimate
 
-    def _recomputed(self, worker: Any) -> list[Any]:
-        from openforge.train.worker import log_probs
+        values = self.infer(self.critic, "values")
+        advantages, returns = estimate(self.rows, values, self.config.algorithm)
+        self.returns = {"values": values, "returns": returns}
+        return advantages
+
+    def infer(self, worker: Any, output: str) -> list[Any]:
+        """What the worker's weights give for all rows (`log_probs`, `values`), a tensor (R) a row, on every process."""
+        from openforge.train.worker import infer
 
         mine, _ = self.share(list(range(len(self.rows))))
         parts: list[Any] = [None] * self.world
-        dist.all_gather_object(parts, dict(zip(mine, log_probs(worker, self.data(mine, 0, {})), strict=True)))
+        dist.all_gather_object(parts, dict(zip(mine, infer(worker, self.data(mine, 0, {}), output), strict=True)))
         merged = {i: t for part in parts for i, t in part.items()}
         # Values between trained tokens are context: 0, as in the table.
         return [merged[i] * torch.from_numpy(self.rows[i].mask) for i in range(len(self.rows))]
@@ -178,15 +225,15 @@ class Epoch:
         def padded(values: list[Any]) -> Any:
             return torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
 
+        threshold = self.config.algorithm.rollout_correction.rollout_is_threshold
         weights, _, metrics = compute_rollout_correction_and_rejection_mask(
             old_log_prob=padded(old),
             rollout_log_prob=padded([torch.from_numpy(r.recorded) for r in self.rows]),
             response_mask=padded([torch.from_numpy(r.mask).float() for r in self.rows]),
             rollout_is="token",
-            rollout_is_threshold=IS_THRESHOLD,
+            rollout_is_threshold=threshold,
         )
-        keep = ("rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_max")
-        self.note(-1, {k: v for k, v in metrics.items() if k in keep})
+        self.note(-1, {k: v for k, v in metrics.items() if k in _CORRECTION})
         whole = weights.batch["rollout_is_weights"]
         return [whole[i, : len(r.mask)].clone() for i, r in enumerate(self.rows)]
 
@@ -197,7 +244,8 @@ class Epoch:
         actor = self.config.actor
         seed = (actor.data_loader_seed, self.job.iteration)
         plan = permutations(len(self.rows), actor.ppo_mini_batch_size, actor.ppo_epochs, seed)
-        entropy = actor.entropy_coeff != 0.0 or self.shared
+        # A figure to watch where it has no weight; on a GPU, its graph through the vocabulary would cost memory.
+        entropy = actor.entropy_coeff != 0.0 or self.config.trainer.device == "cpu"
         for n, indices in enumerate(plan):
             started, before = time.time(), _computed(worker)
             mine, pad = self.share(indices)
@@ -206,11 +254,12 @@ class Epoch:
             lengths = [self.lengths[i] for hand in hands for i in hand]
             values = step(worker, data, lengths, sum(self.rows[i].weight for i in indices))
             trained = sum(int(self.rows[i].mask.sum()) for i in indices)
-            apart, most = values.pop("diff_sum"), values.pop("diff_max")
-            if n == 0:
-                # Before the first update the trainer is checkpoint k-1: its distance from the sampler's
-                # log-probs.
-                values |= {"training/logprob_diff_mean": apart / trained, "training/logprob_diff_max": most}
+            self._finite(values, n, len(plan), indices)
+            if self.critic is not None:
+                data = self.data(mine, pad, self.returns)
+                theirs = step(self.critic, data, lengths, sum(self.rows[i].weight for i in indices))
+                self._finite(theirs, n, len(plan), indices)
+                values |= {k if k[:7] == "critic/" else f"critic/{k}": v for k, v in theirs.items() if k != "loss"}
             seconds = time.time() - started
             values |= {
                 "training/rows": len(indices),
@@ -226,30 +275,42 @@ class Epoch:
                 f"{len(indices)} rows {sum(lengths) / seconds:.0f} tok/s"
             )
 
+    def _finite(self, values: dict[str, float], n: int, steps: int, indices: list[int]) -> None:
+        """Stop before anything is written where a step gave no number: veRL would skip it and go on."""
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return
+        ids = sorted(self.rows[i].sample_id for i in indices)
+        more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+        raise TrainError(
+            f"iteration {self.job.iteration}, step {n + 1} of {steps}: the loss is {values['loss']}, the gradient norm "
+            f"{values['grad_norm']}, on samples {', '.join(ids[:3])}{more}; nothing was written, checkpoint "
+            f"{self.job.iteration - 1} stays: lower actor.optim.lr or look at these rows"
+        )
+
 
 def _computed(worker: Any) -> int:
     """Tokens that went through the model so far; 0 throughout with an engine that does not count them."""
     return int(getattr(worker.engine, "computed_tokens", 0))
 
 
-def save(job: Job, worker: Any, metrics: list[dict[str, Any]]) -> None:
+def save(job: Job, worker: Any, values: Any, metrics: list[dict[str, Any]]) -> None:
     """Write state, metrics and checkpoint beside their places and rename them; the checkpoint comes last."""
     if dist.get_rank():
         with tempfile.TemporaryDirectory() as unused:
-            _parts(job, worker, None, Path(unused))
+            _parts(job, worker, values, None, Path(unused))
         dist.barrier()
         return
     with checkpoint.folder_beside(Path(job.checkpoint_out)) as model:
         with checkpoint.folder_beside(Path(job.state_out)) as state:
             checkpoint.copy_companions(Path(job.checkpoint_in), model)
-            _parts(job, worker, state, model)
+            _parts(job, worker, values, state, model)
             version = checkpoint.write_card(model, job, trained=True)
-            checkpoint.write_state_card(state, job, version, dist.get_world_size())
+            checkpoint.write_state_card(state, job, version, dist.get_world_size(), lora_of(job.typed))
         tables.write_table(job.metrics_out, tables.METRICS, metrics)
     dist.barrier()
 
 
-def _parts(job: Job, worker: Any, state: Path | None, model: Path) -> None:
+def _parts(job: Job, worker: Any, values: Any, state: Path | None, model: Path) -> None:
     """What every process takes part in: the state's shards, the whole weights, the probe's forward.
 
     `state` is the first process's, the others are told it; what they write into `model` is of no use.
@@ -261,10 +322,44 @@ def _parts(job: Job, worker: Any, state: Path | None, model: Path) -> None:
     where = [None if state is None else str(state)]
     dist.broadcast_object_list(where, src=0)
     worker.save_checkpoint(where[0], global_step=job.iteration)
-    full = weights(worker)
+    if values is not None:
+        from openforge.train import critic
+
+        critic.save(values, state, where[0], job.iteration)
+    full, options = weights(worker), job.typed.actor.model
     if state is not None:
+        if options.lora_rank:
+            lora.save(worker.engine.module, full, state / lora.ADAPTER)
+            full = lora.merged(full, options.lora_alpha / options.lora_rank)
         save_file(full, model / "model.safetensors", metadata={"format": "pt"})
     write_probe(worker.engine.module, model)
+
+
+def _base(job: Job) -> Path:
+    assert job.base is not None  # openforge/train/job.py: needs_base
+    return Path(job.base)
+
+
+def _workers(job: Job) -> tuple[Any, Any]:
+    """The policy of checkpoint k-1 and, where the estimator has one, the critic, with the optimizers of state k-1
+    where anything was trained yet."""
+    from openforge.train.worker import build, resume
+
+    adapters = job.typed.actor.model.lora_rank > 0
+    state = Path(job.state_in) if job.state_in is not None and checkpoint.world_size(Path(job.state_in)) else None
+    model = _base(job) if adapters else Path(job.checkpoint_in)
+    worker = build(model, job.typed, state / lora.ADAPTER if adapters and state is not None else None)
+    if state is not None:
+        resume(worker, state, job.typed.actor.optim)
+    if not ESTIMATORS[job.typed.algorithm.adv_estimator].critic:
+        return worker, None
+    from openforge.train import critic
+
+    whole = Path(job.checkpoint_in) if state is None else state / checkpoint.CRITIC
+    values = critic.build(whole, job.typed)
+    if state is not None:
+        resume(values, whole, job.typed.critic.optim)
+    return worker, values
 
 
 def main(path: Path) -> None:
@@ -272,19 +367,22 @@ def main(path: Path) -> None:
     job = Job.read(path)
     torch.set_num_threads(job.typed.trainer.threads)
     start_processes()
-    from openforge.train.worker import build, resume
+    from openforge.train.worker import build
 
     # What was imported stays: collections need not walk through it again.
     gc.freeze()
     gc.enable()
     imported = time.time()
     epoch = Epoch(job)
-    worker = build(Path(job.checkpoint_in), epoch.config)
-    if job.state_in is not None and checkpoint.world_size(Path(job.state_in)):
-        resume(worker, Path(job.state_in), epoch.config)
+    reference = None
+    if epoch.config.actor.use_kl_loss:
+        # Gone again before the policy is loaded: two models are never in memory at once.
+        reference = epoch.infer(build(_base(job), epoch.config, reference=True), "log_probs")
+        gc.collect()
+    worker, epoch.critic = _workers(job)
     loaded = time.time()
     say(f"{len(epoch.rows)} rows; imports {imported - _STARTED:.1f} s, model {loaded - imported:.1f} s")
-    columns = epoch.columns(worker)
+    columns = epoch.columns(worker, reference)
     recomputed = time.time()
     epoch.steps(worker, columns)
     stepped = time.time()
@@ -294,6 +392,8 @@ def main(path: Path) -> None:
         {
             "training/rows": len(rows),
             "training/episodes": len({r.episode_id for r in rows}),
+            "training/rows_per_episode": len(rows) / len({r.episode_id for r in rows}),
+            "training/staleness": sum(r.staleness(job.iteration) for r in rows) / len(rows),
             "training/trained_tokens": sum(int(r.mask.sum()) for r in rows),
             "training/length_mean": sum(epoch.lengths) / len(rows),
             "training/length_max": max(epoch.lengths),
@@ -304,7 +404,7 @@ def main(path: Path) -> None:
             "perf/peak_memory_gb": verl_cpu.peak_bytes() / 2**30,
         },
     )
-    save(job, worker, epoch.metrics)
+    save(job, worker, epoch.critic, epoch.metrics)
     say(f"saved in {time.time() - stepped:.1f} s; {time.time() - _STARTED:.1f} s in all")
     dist.destroy_process_group()
 

@@ -35,6 +35,7 @@ class Job:
         metrics_out: metrics.parquet of the iteration.
         config: the run's configuration, as `RunConfig.model_dump(mode="json")`.
         config_digest: digest of the configuration, kept in checkpoint.json.
+        base: folder of checkpoint 0, where `needs_base` says that training reads it.
     """
 
     run: str
@@ -47,6 +48,7 @@ class Job:
     metrics_out: str
     config: dict[str, Any]
     config_digest: str
+    base: str | None = None
 
     @property
     def typed(self) -> RunConfig:
@@ -59,3 +61,14 @@ class Job:
     @staticmethod
     def read(path: Path) -> Job:
         return Job(**json.loads(path.read_text()))
+
+
+def needs_base(config: RunConfig) -> bool:
+    """Whether training reads checkpoint 0 beside k-1: as the reference of a KL term, or as what adapters are on."""
+    return config.actor.use_kl_loss or config.actor.model.lora_rank > 0
+
+
+def lora_of(config: RunConfig) -> dict[str, Any] | None:
+    """What makes an adapter that can be trained on: rank, alpha and target modules; None without LoRA."""
+    model = config.actor.model.model_dump(mode="json", include={"lora_rank", "lora_alpha", "target_modules"})
+    return dict(model) if model["lora_rank"] else None

@@ -50,7 +50,7 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
         progress(f"iteration {job.iteration}: {reason}; {version} carries the weights on")
         return
     if job.state_in is not None:
-        check_state(Path(job.state_in), Path(job.checkpoint_in), trainer.nproc_per_node)
+        check_state(Path(job.state_in), Path(job.checkpoint_in), job.typed)
     check_room(job)
     python = python_of(f"train-{trainer.device}", root)
     out = Path(job.checkpoint_out)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from openforge.train.job import TrainError
-
 
 @dataclass(frozen=True)
 class Row:
@@ -18,9 +16,11 @@ class Row:
     Attributes:
         mask: 1 where a response token is trained, int64 (R).
         recorded: log-probs recorded by the sampler, float32 (R), 0 where nothing is trained.
-        advantage: the episode's advantage.
+        advantages: advantages of the response tokens, 0 where nothing is trained, float32 (R); None where the table
+            leaves them to the training job.
         reward: the episode's reward.
         weight: share of the row in its episode.
+        policy_version: what sampled it, ITERATION@SHA256.
     """
 
     sample_id: str
@@ -29,28 +29,24 @@ class Row:
     token_ids: Any
     mask: Any
     recorded: Any
-    advantage: float
+    advantages: Any
     reward: float
     weight: float
+    policy_version: str
 
     @property
     def prompt_length(self) -> int:
         return len(self.token_ids) - len(self.mask)
 
+    def staleness(self, iteration: int) -> int:
+        """Iterations between what sampled the row and checkpoint `iteration` - 1, from which it is trained."""
+        return iteration - 1 - int(self.policy_version.partition("@")[0])
+
 
 def row_of(sample: Mapping[str, Any]) -> Row:
-    """A row of the samples table as a `Row`.
-
-    Raises:
-        TrainError: lengths that disagree, nothing trained, or a trained token without one before it.
-    """
+    """A row of the samples table as a `Row`, checked already (openforge/train/checks.py)."""
     ids, mask = np.asarray(sample["token_ids"], np.int64), np.asarray(sample["loss_mask"], np.int64)
     trained = np.flatnonzero(mask)
-    lengths = {len(sample[c]) for c in ("token_ids", "loss_mask", "logprobs", "rewards", "advantages")}
-    if len(lengths) != 1 or not len(trained) or trained[0] == 0:
-        raise TrainError(
-            f"sample {sample['sample_id']}: its lists must be equally long and train a token that is not the first"
-        )
     start = int(trained[0])
     return Row(
         sample["sample_id"],
@@ -59,9 +55,10 @@ def row_of(sample: Mapping[str, Any]) -> Row:
         ids,
         mask[start:],
         np.asarray(sample["logprobs"], np.float32)[start:],
-        float(sample["advantages"][start]),
+        None if sample["advantages"] is None else np.asarray(sample["advantages"], np.float32)[start:],
         float(sample["rewards"][int(trained[-1])]),
         float(sample["weight"]),
+        sample["policy_version"],
     )
 
 

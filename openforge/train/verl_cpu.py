@@ -129,14 +129,32 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
 
 def register_engines() -> None:
-    """Register the engine of a language model for device "cpu", unless that is done or there is a GPU."""
+    """Register the engines of a language model and a value model for device "cpu", unless that is done or there is a
+    GPU."""
     from verl.plugin.platform import get_platform
 
     if get_platform().device_name != "cpu":
         return
     from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
     from openforge.train.shared_prefix import SharedPrefixEngine
 
+    class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
+        """veRL's engine of a value model, which asks for flash attention whatever the device is."""
+
+        def _build_module(self) -> torch.nn.Module:
+            from transformers import AutoModelForTokenClassification
+
+            config = self.model_config.hf_config
+            config.num_labels, config.classifier_dropout = 1, 0.0
+            module = AutoModelForTokenClassification.from_pretrained(
+                self.model_config.local_path, dtype=torch.float32, config=config
+            )
+            if self.model_config.enable_gradient_checkpointing:
+                module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return module
+
     if "cpu" not in EngineRegistry._engines.get("language_model", {}).get("fsdp2", {}):
         EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(SharedPrefixEngine)
+        EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(ValueEngine)

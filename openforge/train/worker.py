@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,61 +11,81 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
+    PolicyLossConfig,
     TrainingWorkerConfig,
 )
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
+from verl.workers.utils.padding import response_from_nested
 
 from openforge.config import RunConfig
+from openforge.config_training import Optim
+from openforge.train.job import TrainError
+from openforge.train.losses import policy_loss
 from openforge.train.rows import Row
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
 
-def build(model: Path, config: RunConfig) -> TrainingWorker:
-    """A worker with the model of a Hugging Face folder loaded, its optimizer fresh, and PPO's loss set."""
+def build(model: Path, config: RunConfig, adapter: Path | None = None, reference: bool = False) -> TrainingWorker:
+    """A worker with the model of a Hugging Face folder loaded, its optimizer fresh, and the policy's loss set.
+
+    With LoRA the model is what adapters are on: `adapter` holds those so far, else they are fresh and change nothing
+    yet. A `reference` has none.
+    """
+    actor = config.actor
+    options = {
+        "path": str(model),
+        "lora_rank": 0 if reference else actor.model.lora_rank,
+        "lora_alpha": actor.model.lora_alpha,
+        "target_modules": _modules(actor.model.target_modules),
+        "lora_adapter_path": None if adapter is None else str(adapter),
+    }
+    worker = make("language_model", options, config, actor.optim)
+    worker.set_loss_fn(
+        partial(policy_loss, config=_actor_config(config, worker.engine_config, worker.optimizer_config))
+    )
+    return worker
+
+
+def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) -> TrainingWorker:
+    """A worker of veRL's model type `kind`, without a loss; `options` are those of its HFModelConfig."""
     actor, cpu = config.actor, config.trainer.device == "cpu"
+    asked = actor.model.enable_gradient_checkpointing
+    # Fresh adapters and a critic's fresh head are drawn.
+    torch.manual_seed(config.seed)
     compute = "fp32" if cpu else "bf16"
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         model_dtype="fp32",
         mixed_precision={"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         use_torch_compile=not cpu,
-        use_dynamic_bsz=True,
+        use_dynamic_bsz=actor.use_dynamic_bsz,
+        micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
+        infer_micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
         max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
         infer_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
         # On CPU nothing is gained by giving memory back between forward and backward.
         reshard_after_forward=not cpu,
     )
-    optimizer = FSDPOptimizerConfig(
-        lr=actor.optim.lr,
-        weight_decay=actor.optim.weight_decay,
-        betas=actor.optim.betas,
-        clip_grad=actor.optim.clip_grad,
-        lr_scheduler_type="constant",
-        lr_warmup_steps=0,
-        # One pass over the weights a step instead of a dozen.
-        override_optimizer_config={"fused": True},
-    )
     worker = TrainingWorker(
         TrainingWorkerConfig(
-            model_type="language_model",
+            model_type=kind,
             model_config=HFModelConfig(
-                path=str(model),
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
                 use_remove_padding=True,
-                enable_gradient_checkpointing=not cpu,
+                enable_gradient_checkpointing=not cpu if asked is None else asked,
                 override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
+                **options,
             ),
             engine_config=engine,
-            optimizer_config=optimizer,
+            optimizer_config=_optimizer_config(optim),
             # Weights are chained through the checkpoint's fp32 folder, which is exact.
             checkpoint_config=CheckpointConfig(
                 save_contents=["optimizer", "extra"], load_contents=["optimizer", "extra"]
@@ -74,8 +94,38 @@ def build(model: Path, config: RunConfig) -> TrainingWorker:
         )
     )
     worker.reset()
-    worker.set_loss_fn(partial(_loss, config=_actor_config(config, engine, optimizer)))
+    _hold_after(worker.engine.lr_scheduler, optim)
     return worker
+
+
+def _modules(targets: str | tuple[str, ...]) -> str | list[str]:
+    return targets if isinstance(targets, str) else list(targets)
+
+
+def _optimizer_config(optim: Optim) -> FSDPOptimizerConfig:
+    return FSDPOptimizerConfig(
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        betas=optim.betas,
+        clip_grad=optim.clip_grad,
+        lr_scheduler_type=optim.lr_scheduler_type,
+        lr_warmup_steps=optim.lr_warmup_steps,
+        total_training_steps=optim.total_training_steps or -1,
+        min_lr_ratio=optim.min_lr_ratio,
+        # One pass over the weights a step instead of a dozen.
+        override_optimizer_config={"fused": True},
+    )
+
+
+def _hold_after(scheduler: Any, optim: Optim) -> None:
+    """Beyond its horizon the rate stays: veRL's cosine would rise again, and a run may go on at will."""
+    horizon = optim.total_training_steps
+    if horizon is not None:
+        scheduler.lr_lambdas = [_held(f, horizon) for f in scheduler.lr_lambdas]
+
+
+def _held(schedule: Callable[[int], float], horizon: int) -> Callable[[int], float]:
+    return lambda step: schedule(min(step, horizon))
 
 
 def _actor_config(config: RunConfig, engine: FSDPEngineConfig, optimizer: FSDPOptimizerConfig) -> FSDPActorConfig:
@@ -87,38 +137,33 @@ def _actor_config(config: RunConfig, engine: FSDPEngineConfig, optimizer: FSDPOp
         ppo_micro_batch_size_per_gpu=1,
         ppo_mini_batch_size=actor.ppo_mini_batch_size,
         ppo_epochs=actor.ppo_epochs,
-        clip_ratio=actor.clip_ratio_low,
+        policy_loss=PolicyLossConfig(loss_mode=actor.policy_loss.loss_mode, dro_beta=actor.policy_loss.dro_beta),
+        clip_ratio=actor.clip_ratio,
         clip_ratio_low=actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio_high,
         clip_ratio_c=actor.clip_ratio_c,
+        tau_pos=actor.tau_pos,
+        tau_neg=actor.tau_neg,
         loss_agg_mode=actor.loss_agg_mode,
+        loss_scale_factor=actor.loss_scale_factor,
         entropy_coeff=actor.entropy_coeff,
+        use_kl_loss=actor.use_kl_loss,
+        kl_loss_coef=actor.kl_loss_coef,
+        kl_loss_type=actor.kl_loss_type,
         fsdp_config=engine,
         optim=optimizer,
     )
 
 
-def _loss(
-    config: FSDPActorConfig, model_output: Mapping[str, Any], data: TensorDict, dp_group: Any = None
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """veRL's `ppo_loss`, with two figures on how far trainer and sampler are apart."""
-    loss, metrics = ppo_loss(config, model_output, data, dp_group)
-    with torch.no_grad():
-        mask = data["response_mask"].to_padded_tensor(0).bool()
-        now = no_padding_2_padding(model_output["log_probs"], data)
-        apart = ((now - data["rollout_log_probs"].to_padded_tensor(0.0)).abs() * mask).double()
-        metrics["diff_sum"], metrics["diff_max"] = float(apart.sum()), float(apart.max())
-    return loss, metrics
-
-
-def resume(worker: TrainingWorker, state: Path, config: RunConfig) -> None:
-    """Load optimizer, scheduler and RNG; the configuration's optimizer settings win over the saved ones."""
+def resume(worker: TrainingWorker, state: Path, optim: Optim) -> None:
+    """Load optimizer, scheduler and RNG; the configuration's optimizer and schedule win over the saved ones, from the
+    step on that was reached."""
     worker.load_checkpoint(str(state))
-    optim = config.actor.optim
-    for group in worker.engine.optimizer.param_groups:
-        group.update(lr=optim.lr, initial_lr=optim.lr, weight_decay=optim.weight_decay, betas=optim.betas)
     scheduler = worker.engine.lr_scheduler
     scheduler.base_lrs = [optim.lr] * len(scheduler.base_lrs)
+    rates = [optim.lr * f(scheduler.last_epoch) for f in scheduler.lr_lambdas]
+    for group, rate in zip(worker.engine.optimizer.param_groups, rates, strict=True):
+        group.update(lr=rate, initial_lr=optim.lr, weight_decay=optim.weight_decay, betas=optim.betas)
 
 
 def weights(worker: TrainingWorker) -> dict[str, torch.Tensor]:
@@ -127,6 +172,11 @@ def weights(worker: TrainingWorker) -> dict[str, torch.Tensor]:
     for name, value in worker.engine.module.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         full[name] = whole.detach().cpu().contiguous()
+        if not bool(torch.isfinite(full[name]).all()):
+            raise TrainError(
+                f"the last step left {name} without a number; nothing was written, the checkpoint before stays: lower "
+                "actor.optim.lr"
+            )
     return full
 
 
@@ -154,8 +204,9 @@ def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
 
-def log_probs(worker: TrainingWorker, data: TensorDict) -> list[torch.Tensor]:
-    """Log-probs of the responses of `data` under the worker's weights, a tensor (R) a row."""
+def infer(worker: TrainingWorker, data: TensorDict, output: str) -> list[torch.Tensor]:
+    """What the worker's weights give for the responses of `data`, a tensor (R) a row: `log_probs`, or `values` of the
+    state before each token."""
     tu.assign_non_tensor(
         data,
         compute_loss=False,
@@ -163,7 +214,7 @@ def log_probs(worker: TrainingWorker, data: TensorDict) -> list[torch.Tensor]:
         global_token_num=NonTensorData(data["input_ids"].offsets().diff().tolist()),
     )
     out = worker.infer_batch(data)
-    return [t.clone() for t in response_from_nested(tu.get(out, "log_probs"), data["response_mask"]).unbind()]
+    return [t.clone() for t in response_from_nested(tu.get(out, output), data["response_mask"]).unbind()]
 
 
 def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episodes: float) -> dict[str, float]:
@@ -180,19 +231,12 @@ def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episo
         global_token_num=NonTensorData(list(lengths)),
         global_batch_size=episodes,
     )
+    rate = float(worker.engine.optimizer.param_groups[0]["lr"])
     raw = dict(tu.get(worker.train_batch(data), "metrics"))
-    keep = {
-        k: v for k, v in raw.items() if k in ("loss", "grad_norm", "lr", "diff_sum", "diff_max") or k[:6] == "actor/"
-    }
-    return {k: _number(k, v) for k, v in keep.items()}
+    found = {k: float(Metric.aggregate_dp(v)) for k, v in raw.items() if isinstance(v, list) and _is_metric(v[0])}
+    # veRL's own `lr` is that of the next step.
+    return found | {"loss": float(raw["loss"]), "grad_norm": float(raw["grad_norm"]), "lr": rate}
 
 
-def _number(name: str, value: Any) -> float:
-    """One metric over micro-batches and processes: veRL's own aggregation, ours for the two figures of
-    `_loss`."""
-    if not isinstance(value, list):
-        return float(value)
-    if hasattr(value[0], "aggregate"):
-        return float(type(value[0]).aggregate_dp(value))
-    flat = [float(x) for part in value for x in (part if isinstance(part, list) else [part])]
-    return {"diff_sum": sum(flat), "diff_max": max(flat)}.get(name, sum(flat) / len(flat))
+def _is_metric(value: Any) -> bool:
+    return isinstance(value, Metric)

@@ -90,8 +90,9 @@ class Jobs:
         table = self.run_dir / partition_path("rollouts", job.purpose, job.cell, job.iteration)
         if table.exists():
             check_file(table, ROLLOUTS)
-            shards = pq.read_table(table, columns=["shard"], partitioning=None)["shard"].to_pylist()
-            return sum(s == job.shard for s in shards)
+            rows = pq.read_table(table, columns=["shard", "reserve"], partitioning=None).to_pylist()
+            # Of the reserve nobody knows how much will run.
+            return sum(r["shard"] == job.shard and not r["reserve"] for r in rows)
         cell = self.cell(job)
         if cell is not None:
             return cell.n * (self.splits[cell.split] if cell.tasks is None else cell.tasks)

@@ -193,13 +193,16 @@ def _current(jobs: Jobs, unreadable: list[str]) -> dict[str, Episodes]:
         begun = partial.is_dir() or any(s.done for s in shards)
         if all(s.done for s in shards) or not begun or not table.exists():
             continue
-        episodes = Episodes(planned=len(_column(table, ROLLOUTS, ["sample"], unreadable)))
+        reserve = [r["reserve"] for r in _column(table, ROLLOUTS, ["reserve"], unreadable)]
+        episodes = Episodes(planned=reserve.count(False))
         for shard in shards:
             if shard.done:
                 _count_finished(shard.output, episodes, unreadable)
             else:
                 for records in sorted(partial.glob(f"{shard.shard:04d}/*/episodes.jsonl")):
                     _count_partial(records, episodes)
+        # Of the reserve, what has begun so far.
+        episodes.planned = max(episodes.planned, episodes.done + episodes.running)
         found[f"{purpose} {cell} {'none' if k is None else k}"] = episodes
     return found
 

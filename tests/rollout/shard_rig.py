@@ -55,6 +55,7 @@ def row(
     return {
         "rollout_id": name,
         "group_id": "g",
+        "reserve": False,
         "task_id": "t",
         "environment": "claw_eval",
         "split": "train",

@@ -5,104 +5,19 @@ Numbers stand written out; the advantages of [1, 0, 0] by hand: mean 1/3, unbias
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples_rig import Json, advantage_of, call, config, episode, group_of, one, score
 
 from openforge import tables
-from openforge.config import RunConfig
-from openforge.samples import SamplesError, build
-from openforge.samples.merge import merge
-
-Json = dict[str, Any]
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def config(**actor: Any) -> RunConfig:
-    bypass = actor.pop("bypass", False)
-    std = actor.pop("std", True)
-    return RunConfig.model_validate(
-        {
-            "model": "tiny-random",
-            "iterations": 1,
-            "tasks": {"source": "tiny"},
-            "actor": actor,
-            "algorithm": {"norm_adv_by_std_in_grpo": std, "rollout_correction": {"bypass_mode": bypass}},
-        }
-    )
-
-
-def call(
-    n: int,
-    prompt: list[int],
-    response: list[int],
-    parent: int | None = None,
-    *,
-    reason: str | None = None,
-    version: str = "0@a",
-    prefix: tuple[int, int] | None = None,
-    episode: str = "e0",
-) -> Json:
-    """A row of the calls table; logprob of token t sampled in call n is -(n + t / 1000)."""
-    return {
-        "episode_id": episode,
-        "call": n,
-        "parent": parent,
-        "prefix_of": prefix[0] if prefix else None,
-        "prefix_len": prefix[1] if prefix else 0,
-        "prompt_suffix_ids": prompt[prefix[1] :] if prefix else prompt,
-        "prompt_tokens": len(prompt),
-        "response_token_ids": response,
-        "logprobs": [-(n + t / 1000) for t in response],
-        "policy_version": version,
-        "images": [],
-        "trainable": reason is None,
-        "reason": reason,
-    }
-
-
-def episode(name: str, group: str = "g0", status: str = "completed", final: bool = True) -> Json:
-    same = {"group_id": group, "status": status, "final": final, "iteration": 1}
-    return {"episode_id": name, "rollout_id": f"r-{name}", **same}
-
-
-def score(name: str, reward: float | None, status: str = "scored", at: int = 0, **components: Any) -> Json:
-    return {
-        "episode_id": name,
-        "status": status,
-        "reward": reward,
-        "components": json.dumps(components),
-        "scored_at": T0.replace(second=at),
-    }
-
-
-def one(name: str, version: str = "0@a") -> Json:
-    """An episode's only call: three prompt tokens, two sampled."""
-    return call(0, [1, 2, 3], [10, 11], episode=name, version=version)
-
-
-def group_of(rewards: list[float], group: str = "g0", **components: Any) -> tuple[list[Json], list[Json], list[Json]]:
-    names = [f"{group}-e{i}" for i in range(len(rewards))]
-    return (
-        [episode(n, group) for n in names],
-        [score(n, r, **components) for n, r in zip(names, rewards, strict=True)],
-        [one(n) for n in names],
-    )
-
-
-def advantage_of(samples: list[Json], name: str) -> float:
-    """The one advantage that all trained tokens of an episode share."""
-    rows = [s for s in samples if s["episode_id"] == name]
-    (value,) = {a for s in rows for a, m in zip(s["advantages"], s["loss_mask"], strict=True) if m}
-    assert all(a == 0 for s in rows for a, m in zip(s["advantages"], s["loss_mask"], strict=True) if not m)
-    return float(value)
+from openforge.samples.build import build
+from openforge.samples.merge import SamplesError, merge
+from openforge.samples.reasons import REASONS, meaning
 
 
 # ---- merging ------------------------------------------------------------------------------------
@@ -281,6 +196,16 @@ def test_shaping_in_an_all_fail_group_creates_no_advantage() -> None:
     assert len(build(episodes, scores, calls, config()).samples) == 3
 
 
+def test_a_group_that_its_shard_replaced_is_not_trained() -> None:
+    # By whether they passed, all are alike; a reserve group has run in its place.
+    episodes, scores, calls = group_of([0.25, 0.5])
+    scores = [s | {"passed": False} for s in scores]
+    assert len(build(episodes, scores, calls, config()).samples) == 2
+    groups = {"filter_groups": {"enable": True, "metric": "acc"}}
+    result = build(episodes, scores, calls, config(algorithm=groups))
+    assert result.report["groups"] == {"total": 1, "trained": 0, "dropped": {"zero_variance": 1}}
+
+
 # ---- what is dropped ----------------------------------------------------------------------------
 def test_an_episode_without_calls_gives_no_row_and_is_counted() -> None:
     # Fault 15; it also takes no part in the baseline: mean of [1, 0].
@@ -386,6 +311,41 @@ def test_rows_fit_the_table_and_everything_is_accounted_for() -> None:
         assert counted["total"] == total
         assert counted["trained"] + sum(counted["dropped"].values()) == total
     assert result.report["calls"]["dropped"]["side_call"] == 1
+
+
+def test_every_reason_is_explained_in_the_report_and_on_the_page() -> None:
+    """One episode or group of each kind, and an iteration that adds up."""
+    parts = [group_of([1.0, 0.0, 0.5], f"g{i}") for i in range(4)]
+    episodes, scores, calls = ([row for p in parts for row in p[i]] for i in range(3))
+    episodes += [episode("lone", "lone"), episode("flat0", "flat"), episode("flat1", "flat"), episode("mute", "mute")]
+    scores += [score("lone", 1.0), score("flat0", 1.0), score("flat1", 1.0), score("mute", 1.0)]
+    calls += [one("lone"), one("flat0"), one("flat1")]
+    episodes.append(episode("old", "g0", final=False))
+    episodes[0]["status"] = "verifier_timeout"  # g0-e0
+    scores[3] = score("g1-e0", None, "judge_failed")
+    scores[6] = score("g2-e0", None)
+    del scores[9]  # g3-e0
+    calls[1] = call(0, [1, 2, 3], [10], episode="g0-e1", reason="side_call")
+    calls[4] = call(0, [1] * 60, [10], episode="g1-e1")
+    episodes += [episode(f"more{i}", "g1") for i in range(2)]
+    scores += [score(f"more{i}", float(i)) for i in range(2)]
+    calls += [one(f"more{i}") for i in range(2)]
+    report = build(episodes, scores, calls, config(ppo_max_token_len_per_gpu=50), {"g2-e1"}).report
+    for what in ("episodes", "groups", "calls"):
+        assert report[what]["total"] == report[what]["trained"] + sum(report[what]["dropped"].values())
+    found = report["episodes"]["dropped"].keys() | report["groups"]["dropped"].keys()
+    assert {r for r in found if ":" not in r} == REASONS.keys() - {
+        "not_passed"
+    }  # with adv_estimator sft: test_credit.py
+    assert {r for r in found if ":" in r} == {
+        "status: verifier_timeout",
+        "score: judge_failed",
+        "score: NULL",
+        "score: missing",
+    }
+    assert all(meaning(r) for r in found)
+    page = Path(__file__, "../../../docs/credit.md").resolve().read_text()
+    assert [r for r in REASONS if f"| `{r}` |" not in page] == []
 
 
 def test_samples_built_twice_are_the_same_file(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ One process for all of it, since importing veRL costs more than everything else 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,21 @@ import numpy as np
 from openforge.train import epoch  # first: it registers the CPU platform before veRL looks for one
 
 import torch  # isort: skip
-from safetensors.torch import load_file  # isort: skip
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # isort: skip
+from safetensors.torch import load_file, save_file  # isort: skip
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, LlamaConfig, LlamaForCausalLM  # isort: skip
 
 from openforge import tables
 from openforge.config import RunConfig
-from openforge.policy.weights import write_checkpoint
+from openforge.config_training import Algorithm
+from openforge.policy.weights import read_checkpoint, write_checkpoint
 from openforge.train.job import Job, TrainError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle import Oracle, advantages, log_probs
+from oracle import Critic, Oracle, adapt, advantages, log_probs
 
 Json = dict[str, Any]
 VOCABULARY = 61
+KINDS = ("kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+")
 
 
 def tiny(folder: Path) -> Path:
@@ -48,6 +52,10 @@ def tiny(folder: Path) -> Path:
     return folder
 
 
+def version(model: Any) -> str:
+    return str(read_checkpoint(Path(model.name_or_path))["policy_version"])
+
+
 def row(model: Any, episode: str, group: str, reward: float, ids: list[int], mask: list[int]) -> Json:
     """A samples row whose recorded log-probs lie off the model's, so that ratios differ from 1 and some
     clip."""
@@ -59,7 +67,7 @@ def row(model: Any, episode: str, group: str, reward: float, ids: list[int], mas
         "token_ids": ids,
         "loss_mask": mask,
         "rewards": [0.0] * (len(ids) - 1) + [reward],
-        "policy_version": "0@x",
+        "policy_version": version(model),
         "images": [],
     }
     with torch.no_grad():
@@ -123,16 +131,46 @@ def split(samples: list[Json]) -> list[Json]:
     return credited(out)
 
 
-def config(bypass: bool = True, temperature: float = 1.0, **actor: Any) -> RunConfig:
+COSINE = {
+    "lr": 2e-3,
+    "lr_scheduler_type": "cosine",
+    "lr_warmup_steps": 3,
+    "total_training_steps": 11,
+    "min_lr_ratio": 0.1,
+    "weight_decay": 0.2,
+    "betas": (0.8, 0.9),
+    "clip_grad": 0.5,
+}
+
+
+def loss(mode: str, **keys: Any) -> Json:
+    return {"loss_mode": mode, **keys}
+
+
+def config(
+    policy_loss: Json | None = None,
+    bypass: bool = True,
+    temperature: float = 1.0,
+    algorithm: Json | None = None,
+    critic: Json | None = None,
+    **actor: Any,
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": "tiny-random",
             "iterations": 2,
             "tasks": {"source": "tiny"},
             "sampling": {"temperature": temperature},
-            "algorithm": {"rollout_correction": {"bypass_mode": bypass}},
+            "algorithm": {"rollout_correction": {"bypass_mode": bypass}, **(algorithm or {})},
+            **({} if critic is None else {"critic": critic}),
             "trainer": {"threads": 1},
-            "actor": {"optim": {"lr": 1e-3}, "ppo_mini_batch_size": 5, "ppo_epochs": 2, **actor},
+            "actor": {
+                "optim": {"lr": 1e-3},
+                "ppo_mini_batch_size": 5,
+                "ppo_epochs": 2,
+                "policy_loss": policy_loss or {},
+                **actor,
+            },
         }
     )
 
@@ -151,6 +189,7 @@ def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig)
         metrics_out=str(run / f"metrics{k}.parquet"),
         config=settings.model_dump(mode="json"),
         config_digest="d",
+        base=str(base),
     )
 
 
@@ -165,21 +204,86 @@ def metric(spec: Job, name: str) -> list[float]:
     return [r["value"] for r in sorted(rows, key=lambda r: r["step"]) if r["name"] == name]
 
 
+def fresh_adapters(base: Path, settings: RunConfig) -> dict[str, Any]:
+    """A of each adapted layer as a job begins with it; B is 0."""
+    if not settings.actor.model.lora_rank:
+        return {}
+    from openforge.train.worker import build, weights
+
+    epoch.start_processes()
+    full = weights(build(base, settings))
+    torch.distributed.destroy_process_group()
+    assert not any(t.any() for name, t in full.items() if ".lora_B" in name)
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.default.weight"): t
+        for name, t in full.items()
+        if ".lora_A" in name
+    }
+
+
+def fresh_critic(run: Path, base: Path, settings: RunConfig) -> Critic | None:
+    """The critic as a job begins with it, in the oracle's hands."""
+    if settings.algorithm.adv_estimator != "gae":
+        return None
+    from openforge.train.critic import build
+    from openforge.train.worker import weights
+
+    epoch.start_processes()
+    worker = build(base, settings)
+    worker.engine.module.config.save_pretrained(run / "fresh")
+    save_file(weights(worker), run / "fresh/model.safetensors", metadata={"format": "pt"})
+    torch.distributed.destroy_process_group()
+    return Critic(AutoModelForTokenClassification.from_pretrained(run / "fresh"), settings.model_dump(mode="json"))
+
+
+def critic_of(spec: Job, critic: Critic, samples: list[Json]) -> Json:
+    """Differences of the last iteration's value losses and of the critic's values to the oracle's."""
+    found, ours = metric(spec, "critic/vf_loss"), critic.losses[-8:]
+    folder = Path(spec.state_out) / "critic"
+    written = Critic(AutoModelForTokenClassification.from_pretrained(folder), spec.config)
+    fresh = Critic(
+        AutoModelForTokenClassification.from_pretrained(Path(spec.state_out).parents[1] / "fresh"), spec.config
+    )
+    with torch.no_grad():
+        after, saved, before = (torch.cat([c.values(s) for s in samples]) for c in (critic, written, fresh))
+    return {
+        "vf_loss": max(abs(a - b) / max(1.0, b) for a, b in zip(found, ours, strict=True)),
+        "vf_losses": ours,
+        "values": float((after - saved).abs().max()),
+        "values_moved": float((before - saved).abs().max()),
+        "critic_lr": metric(spec, "critic/lr"),
+        "critic_clipped": max(metric(spec, "critic/vf_clipfrac")),
+    }
+
+
 def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings: RunConfig) -> Json:
-    """Chained jobs and the oracle on the same samples: the largest differences."""
+    """Chained jobs and the oracle on the same samples: differences, relative where values are above 1."""
     model = AutoModelForCausalLM.from_pretrained(base)
-    oracle = Oracle(model, settings.model_dump(mode="json"))
-    worst: Json = {"loss": 0.0, "grad_norm": 0.0, "steps": 0, "clipped": 0.0}
+    starts = fresh_adapters(base, settings)
+    if starts:
+        adapt(model, starts, settings.actor.model.lora_alpha / settings.actor.model.lora_rank)
+    critic = fresh_critic(run, base, settings)
+    oracle = Oracle(model, settings.model_dump(mode="json"), critic)
+    worst: Json = {"loss": 0.0, "grad_norm": 0.0, "steps": 0, "lr": []}
+    apart: list[float] = []
+    losses: list[float] = []
     for k, samples in enumerate(iterations, 1):
+        if critic is not None:
+            samples = [{**s, "advantages": None} for s in samples]
+        if settings.algorithm.adv_estimator == "sft":
+            samples = [{**s, "advantages": [float(m) for m in s["loss_mask"]]} for s in samples]
         spec = job(run, base, k, samples, settings)
         run_job(spec)
         expected = oracle.iteration(k, samples)
         loss, norm = metric(spec, "loss"), metric(spec, "grad_norm")
         worst["steps"] += len(loss)
         assert len(loss) == len(expected)
-        worst["loss"] = max(worst["loss"], *(abs(a - b[0]) for a, b in zip(loss, expected, strict=True)))
-        worst["grad_norm"] = max(worst["grad_norm"], *(abs(a - b[1]) for a, b in zip(norm, expected, strict=True)))
-        worst["clipped"] = max(worst["clipped"], *metric(spec, "actor/pg_clipfrac"))
+        apart += [abs(a - b[0]) for a, b in zip(loss, expected, strict=True)]
+        losses += [abs(b[0]) for b in expected]
+        far = [abs(a - b[1]) / max(1.0, b[1]) for a, b in zip(norm, expected, strict=True)]
+        worst["grad_norm"] = max(worst["grad_norm"], *far)
+        worst["lr"] += metric(spec, "lr")
+        worst |= {name: max(metric(spec, name), default=None) for name in WATCHED}
     written = AutoModelForCausalLM.from_pretrained(Path(spec.checkpoint_out))
     first = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
@@ -188,16 +292,83 @@ def against_oracle(run: Path, base: Path, iterations: list[list[Json]], settings
         )
     worst["log_probs"] = float((after - ours).abs().max())
     worst["moved"] = float((before - ours).abs().max())
+    # Sums cancel, so that what a loss is exact to goes by the largest.
+    worst |= {"first_loss": apart[0] / max(1, losses[0]), "loss": max(apart) / max(1, *losses), "smallest": min(losses)}
+    if critic is not None:
+        worst |= critic_of(spec, critic, iterations[-1])
+    worst |= adapter_of(spec, model, starts)
     worst["untied"] = "lm_head.weight" in load_file(Path(spec.checkpoint_out) / "model.safetensors")
     return worst
 
 
+def adapter_of(spec: Job, model: Any, starts: dict[str, Any]) -> Json:
+    """Layers that are adapted, and the largest difference of the checkpoint's merged weights to the oracle's."""
+    if not starts:
+        return {"adapted": 0, "adapter": sorted(p.name for p in Path(spec.state_out).glob("adapter/*"))}
+    written = load_file(Path(spec.checkpoint_out) / "model.safetensors")
+    apart = [float((written.pop(f"{name}.weight") - model.get_submodule(name).weight).abs().max()) for name in starts]
+    before = load_file(Path(spec.base or "") / "model.safetensors")
+    return {
+        "adapted": len(starts),
+        "merged": max(apart),
+        "others_kept": all(torch.equal(t, before[name]) for name, t in written.items()),
+        "adapter": sorted(p.name for p in Path(spec.state_out).glob("adapter/*")),
+    }
+
+
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+WATCHED = (
+    "actor/pg_clipfrac",
+    "actor/entropy",
+    "actor/kl_loss",
+    "rollout_corr/kl",
+    "rollout_corr/rollout_is_ratio_fraction_high",
+    "training/staleness",
+    "training/rows_per_episode",
+)
+
+
 def whole_batch(run: Path, base: Path, samples: list[Json], mode: str) -> list[float]:
     """Loss and gradient norm of one step over all rows."""
-    settings = config(loss_agg_mode=mode, ppo_mini_batch_size=100, ppo_epochs=1)
+    scale = {"loss_scale_factor": 16} if mode.endswith("norm") else {}
+    settings = config(
+        loss_agg_mode=mode, ppo_mini_batch_size=100, ppo_epochs=1, entropy_coeff=0.1, use_kl_loss=True, **scale
+    )
     spec = job(run, base, 1, samples, settings)
     run_job(spec)
     return metric(spec, "loss") + metric(spec, "grad_norm")
+
+
+def kl_kinds(run: Path, base: Path, samples: list[Json]) -> Json:
+    """One step with each estimator of the KL from another model: differences of loss and gradient norm to the oracle,
+    and the gradient norm."""
+    other, near = tiny(run / "other"), AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        for p in near.parameters():
+            p += 0.02 * torch.randn_like(p)
+    near.save_pretrained(other)
+    out = {}
+    for kind in KINDS:
+        settings = config(use_kl_loss=True, kl_loss_coef=0.5, kl_loss_type=kind, ppo_mini_batch_size=100, ppo_epochs=1)
+        spec = replace(job(run / kind.replace("+", "_plus"), base, 1, samples, settings), base=str(other))
+        run_job(spec)
+        oracle = Oracle(AutoModelForCausalLM.from_pretrained(base), settings.model_dump(mode="json"))
+        oracle.reference = AutoModelForCausalLM.from_pretrained(other)
+        ((loss, norm),) = oracle.iteration(1, samples)
+        (found,), (found_norm,) = metric(spec, "loss"), metric(spec, "grad_norm")
+        out[kind] = [abs(found - loss) / max(1.0, abs(loss)), abs(found_norm - norm) / norm, norm]
+    return out
+
+
+def diverging(run: Path, base: Path, samples: list[Json], **actor: Any) -> Json:
+    """A learning rate that leaves no number: the sentence, and what was written."""
+    spec = job(run, base, 1, samples, config(optim={"lr": 1e38}, **actor))
+    try:
+        run_job(spec)
+    except TrainError as e:
+        torch.distributed.destroy_process_group()
+        return {"refused": str(e), "written": sorted(p.name for p in run.glob("*/*"))}
+    return {"refused": None}
 
 
 def engines(run: Path, base: Path, samples: list[Json]) -> Json:
@@ -251,9 +422,9 @@ def verl_advantages(samples: list[Json]) -> Json:
         ours = advantages(samples, norm)
         worst = max(worst, *(abs(float(f) - ours[e]) for f, e in zip(found[:, 0], reward, strict=True)))
     rows = [row_of(s) for s in samples]
-    epoch.check_advantages(rows, norm_by_std=True)
+    epoch.credited(rows, Algorithm())
     try:
-        epoch.check_advantages(rows, norm_by_std=False)
+        epoch.credited(rows, Algorithm(norm_adv_by_std_in_grpo=False))
     except TrainError as e:
         return {"worst": worst, "refused": str(e)}
     return {"worst": worst, "refused": None}
@@ -264,17 +435,48 @@ def main(folder: Path) -> Json:
     base = tiny(folder / "base")
     model = AutoModelForCausalLM.from_pretrained(base)
     two = [episodes(model, 1), episodes(model, 2)]
+    means = "seq-mean-token-mean"
     cases = {
         "bypass": config(),
         "plain_engine": config(use_shared_prefix=False),
-        "recomputed": config(bypass=False, temperature=0.7, loss_agg_mode="seq-mean-token-mean", entropy_coeff=0.01),
+        "recomputed": config(bypass=False, temperature=0.7, loss_agg_mode=means, entropy_coeff=0.01),
         "token_sum": config(loss_agg_mode="seq-mean-token-sum", clip_ratio_high=0.28, clip_ratio_c=1.5),
+        "dr_grpo": config(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=16, clip_ratio=0.1),
+        "gspo": config(loss("gspo"), loss_agg_mode=means, clip_ratio_low=0.05, clip_ratio_high=0.08),
+        "sapo": config(loss("sapo"), loss_agg_mode=means, tau_pos=0.9, tau_neg=1.5),
+        "cispo": config(loss("cispo"), clip_ratio_high=0.3, clip_ratio_low=10.0),
+        "gpg": config(loss("gpg"), bypass=False, loss_agg_mode="token-sum"),
+        "dro": config(loss("dro", dro_beta=0.5), loss_agg_mode=means),
+        "dppo_tv": config(loss("dppo_tv"), clip_ratio=0.05, clip_ratio_c=1.2),
+        "dppo_kl": config(loss("dppo_kl"), clip_ratio=0.01),
+        "kl_loss": config(use_kl_loss=True, kl_loss_coef=0.5, loss_agg_mode=means, entropy_coeff=-0.01),
+        "schedule": config(optim=COSINE),
+        "lora": config(bypass=False, model={"lora_rank": 4, "lora_alpha": 8}, use_kl_loss=True, optim={"lr": 1e-2}),
+        "lora_some": config(
+            model={"lora_rank": 2, "target_modules": ["q_proj", "down_proj"], "enable_gradient_checkpointing": True}
+        ),
+        "gae": config(
+            algorithm={"adv_estimator": "gae", "gamma": 0.95, "lam": 0.9},
+            critic={"optim": {"lr": 1e-3}, "cliprange_value": 0.3},
+        ),
+        "gae_means": config(
+            bypass=False, algorithm={"adv_estimator": "gae"}, model={"lora_rank": 4}, loss_agg_mode=means
+        ),
+        "sft": config(loss("gpg"), algorithm={"adv_estimator": "sft"}),
+        "checkpointing": config(model={"enable_gradient_checkpointing": True}),
+        "micro_rows": config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2),
+        "micro_tokens": config(bypass=False, ppo_max_token_len_per_gpu=40, loss_agg_mode=means),
     }
     out: Json = {name: against_oracle(folder / name, base, two, settings) for name, settings in cases.items()}
     out["engines"] = engines(folder, base, two[0])
     out["advantages"] = verl_advantages(two[0])
+    out["kl"] = kl_kinds(folder / "kl", base, two[0])
+    out["diverging"] = diverging(folder / "diverging", base, two[0])
+    out["diverging_at_last"] = diverging(
+        folder / "diverging_at_last", base, two[0], ppo_mini_batch_size=100, ppo_epochs=1
+    )
     out["rows"] = {}
-    for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
+    for mode in MODES:
         merged = whole_batch(folder / f"merged-{mode}", base, two[0], mode)
         out["rows"][mode] = [merged, whole_batch(folder / f"split-{mode}", base, split(two[0]), mode)]
     again = job(folder / "again", base, 1, two[0], config())
@@ -287,5 +489,12 @@ def main(folder: Path) -> Json:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:  # under torchrun: the given jobs one after the other, in one process group
+        faulthandler.dump_traceback_later(300, exit=True)
+        epoch.start_processes()
+        epoch.start_processes = torch.distributed.destroy_process_group = lambda: None
+        for given in sys.argv[1:]:
+            epoch.main(Path(given))
+        sys.exit()
     target = Path(sys.argv[1])
     (target / "result.json").write_text(json.dumps(main(target)))

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ WEIGHTS = b"weights of checkpoint 0"
 DIGEST = hashlib.sha256(b"model.safetensors\0" + hashlib.sha256(WEIGHTS).digest()).hexdigest()
 
 
+CONFIG = RunConfig.model_validate({"model": "tiny-random", "iterations": 3, "tasks": {"source": "tiny"}})
+
+
 def make_job(root: Path, k: int, samples: list[dict[str, Any]] | None = None) -> Job:
     table = root / f"samples{k}.parquet"
     tables.write_table(table, tables.SAMPLES, samples or [])
-    config = RunConfig.model_validate({"model": "tiny-random", "iterations": 3, "tasks": {"source": "tiny"}})
     return Job(
         run="run",
         iteration=k,
@@ -41,7 +44,7 @@ def make_job(root: Path, k: int, samples: list[dict[str, Any]] | None = None) ->
         checkpoint_out=str(root / f"checkpoints/{k:04d}"),
         state_out=str(root / f"state/{k:04d}"),
         metrics_out=str(root / f"metrics{k}.parquet"),
-        config=config.model_dump(mode="json"),
+        config=CONFIG.model_dump(mode="json"),
         config_digest="digest",
     )
 
@@ -93,17 +96,44 @@ def test_no_samples_carry_the_optimizer_on(tmp_path: Path) -> None:
     after = tmp_path / "state/0002"
     assert (after / "optim_world_size_1_rank_0.pt").read_bytes() == b"moments"
     card = json.loads((after / "state.json").read_text())
-    assert card == {"iteration": 2, "policy_version": f"2@{DIGEST}", "world_size": 2}
+    assert card == {"iteration": 2, "policy_version": f"2@{DIGEST}", "world_size": 2, "lora": None}
 
 
 def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
     checkpoint = checkpoint_0(tmp_path)
     with pytest.raises(TrainError, match=r"belongs to policy 5@x, but .* is 0@"):
-        check_state(state(tmp_path, 1, "5@x"), checkpoint, 1)
+        check_state(state(tmp_path, 1, "5@x"), checkpoint, CONFIG)
     with pytest.raises(TrainError, match=r"written by 2 processes .* set trainer.nproc_per_node to 2"):
-        check_state(state(tmp_path, 2, f"0@{DIGEST}", world=2), checkpoint, 1)
+        check_state(state(tmp_path, 2, f"0@{DIGEST}", world=2), checkpoint, CONFIG)
     with pytest.raises(TrainError, match="holds no optimizer state"):
-        check_state(tmp_path / "state/0003", checkpoint, 1)
+        check_state(tmp_path / "state/0003", checkpoint, CONFIG)
+
+
+def test_a_state_of_other_adapters_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    model = {"lora_rank": 4, "lora_alpha": 8}
+    lora = RunConfig.model_validate(CONFIG.model_dump() | {"actor": {"model": model}})
+    plain = state(tmp_path, 1, f"0@{DIGEST}")
+    with pytest.raises(TrainError, match=r"with all weights .*, the configuration says lora_rank 4 lora_alpha 8 targ"):
+        check_state(plain, checkpoint, lora)
+    card = json.loads((plain / "state.json").read_text())
+    (plain / "state.json").write_text(json.dumps(card | {"lora": {**model, "target_modules": "all-linear"}}))
+    check_state(plain, checkpoint, lora)
+    with pytest.raises(TrainError, match=r"with lora_rank 4 .*, the configuration says all weights .*actor.model back"):
+        check_state(plain, checkpoint, CONFIG)
+
+
+GAE = RunConfig.model_validate(CONFIG.model_dump(exclude={"algorithm"}) | {"algorithm": {"adv_estimator": "gae"}})
+
+
+def test_a_state_without_a_critic_is_refused_where_one_goes_on(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    plain = state(tmp_path, 1, f"0@{DIGEST}")
+    with pytest.raises(TrainError, match=r"state/0001 holds no critic, which adv_estimator gae goes on from"):
+        check_state(plain, checkpoint, GAE)
+    (plain / "critic").mkdir()
+    (plain / "critic/config.json").write_text("{}")
+    check_state(plain, checkpoint, GAE)
 
 
 def test_pruned_states_are_tombstones_that_name_the_nearest_full_one(tmp_path: Path) -> None:
@@ -113,13 +143,13 @@ def test_pruned_states_are_tombstones_that_name_the_nearest_full_one(tmp_path: P
     assert prune_states(tmp_path / "state", before=5, keep=10) == []
     assert prune_states(tmp_path / "state", before=5, keep=1) == ["0001", "0002", "0003"]
     assert sorted(f.name for f in (tmp_path / "state/0003").iterdir()) == ["state.json", "tombstone.json"]
-    check_state(tmp_path / "state/0005", checkpoint, 1)
-    check_state(tmp_path / "state/0004", checkpoint, 1)
+    check_state(tmp_path / "state/0005", checkpoint, CONFIG)
+    check_state(tmp_path / "state/0004", checkpoint, CONFIG)
     with pytest.raises(TrainError, match="state/0003 was pruned; no full state is left before it"):
-        check_state(tmp_path / "state/0003", checkpoint, 1)
+        check_state(tmp_path / "state/0003", checkpoint, CONFIG)
     state(tmp_path, 0, f"0@{DIGEST}")
     with pytest.raises(TrainError, match="the nearest full state before it is 0000"):
-        check_state(tmp_path / "state/0003", checkpoint, 1)
+        check_state(tmp_path / "state/0003", checkpoint, CONFIG)
 
 
 def test_a_kill_while_a_state_is_pruned_is_made_good(tmp_path: Path) -> None:
@@ -152,6 +182,17 @@ def test_too_little_disk_or_memory_is_said_before_training(tmp_path: Path, monke
             check_room(job)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1_900_000, "SC_PAGE_SIZE": 4096}[name])
     with pytest.raises(TrainError, match=r"at least 8\.0 GB of memory .*, this machine has 7\.8 GB"):
+        check_room(job)
+
+
+def test_a_critic_needs_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(checkpoint_0(tmp_path) / "model.safetensors", "ab") as f:
+        f.truncate(2 * 10**9)
+    usage = shutil.disk_usage(tmp_path)
+    # 2 GB of weights, 4 GB of moments, 2 and 4 of the critic's, and 256 MiB of margin.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=12_260_000_000))
+    job = replace(make_job(tmp_path, 1), config=GAE.model_dump(mode="json"))
+    with pytest.raises(TrainError, match=r"needs about 12\.3 GB of disk"):
         check_room(job)
 
 
