@@ -402,6 +402,7 @@ def main(path: Path) -> None:
             "timing/old_log_probs": recomputed - loaded,
             "timing/steps": stepped - recomputed,
             "perf/peak_memory_gb": verl_cpu.peak_bytes() / 2**30,
+            **job.counted(),
         },
     )
     save(job, worker, epoch.critic, epoch.metrics)

@@ -178,6 +178,8 @@ def config(
 def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig) -> Job:
     table = run / f"samples{k}.parquet"
     tables.write_table(table, tables.SAMPLES, samples)
+    counts = {"total": 5, "trained": 3, "dropped": {"zero_variance": 2}}
+    (run / "report.json").write_text(json.dumps(dict.fromkeys(("episodes", "calls", "groups"), counts)))
     return Job(
         run=run.name,
         iteration=k,
@@ -190,6 +192,7 @@ def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig)
         config=settings.model_dump(mode="json"),
         config_digest="d",
         base=str(base),
+        report=str(run / "report.json"),
     )
 
 
@@ -325,6 +328,8 @@ WATCHED = (
     "rollout_corr/rollout_is_ratio_fraction_high",
     "training/staleness",
     "training/rows_per_episode",
+    "samples/episodes",
+    "samples/dropped/groups/zero_variance",
 )
 
 
