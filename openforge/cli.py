@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from openforge import __version__, config, config_paths, run_lock, store, tables
+from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
 from openforge.environments.claw_eval import folder
 from openforge.eval import policies
 from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
-from openforge.verbs import VerbError, clean, doctor, plan, watch
+from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, watch
 
 USAGE = 2
 
@@ -53,6 +53,7 @@ def rendered(root: Path) -> dict[Path, str]:
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
         root / "docs" / "statuses.md": status.markdown(),
+        root / "docs" / "harnesses.md": harnesses.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }
 
@@ -88,6 +89,12 @@ def run_clean(args: argparse.Namespace) -> int:
 
 
 def run_sql(args: argparse.Namespace) -> int:
+    if (args.run is None) == (args.journal is None):
+        raise CliError("openforge sql takes RUN and QUERY, or --journal DIR and QUERY for calls recorded without a run")
+    if args.journal is not None:
+        store.check_reads(args.query)
+        print(_formatted(recorded.query(args.journal, args.query), args.format), end="")
+        return 0
     results = project_root() / "results"
     _known(args.run, store.runs(results), "results/")
     store.check_reads(args.query)
@@ -246,8 +253,11 @@ def parser() -> argparse.ArgumentParser:
     verb.set_defaults(call=run_clean)
 
     verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
-    verb.add_argument("run", metavar="RUN", help="name of results/RUN")
+    verb.add_argument("run", metavar="RUN", nargs="?", help="name of results/RUN")
     verb.add_argument("query", metavar="QUERY", help="one SQL statement of DuckDB's")
+    verb.add_argument(
+        "--journal", type=Path, metavar="DIR", help="calls and blobs that `openforge proxy` recorded in DIR"
+    )
     style = verb.add_mutually_exclusive_group()
     style.add_argument("--json", dest="format", action="store_const", const="json", help="a list of objects")
     style.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a header")
@@ -263,7 +273,7 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")
     verb.add_argument("--task", metavar="DIR", help="a task folder in ClawEval's format; with --run a task's id")
     verb.add_argument("--run", metavar="RUN", help="run whose task or episode it is")
-    verb.add_argument("--harness", metavar="H", help="mini_swe_agent or pi")
+    verb.add_argument("--harness", metavar="H", help="name of a harness (docs/harnesses.md)")
     verb.add_argument("--harness-config", metavar="FILE", help="mini_swe_agent's YAML")
     verb.add_argument("--model", metavar="M", help="model folder, bundled name, hub id@revision, RUN@k, or a URL")
     verb.add_argument("--config", metavar="RUN", help="take what is not given here from config/RUN.yaml")
@@ -276,7 +286,13 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--replay", metavar="EPISODE", help="drive an episode of --run again from its record; no model")
     verb.set_defaults(call=run_episode)
 
-    verb = verbs.add_parser("docs", help="render docs/tables.md, config.md and statuses.md, and config/schema.json")
+    verb = verbs.add_parser("proxy", help="record the calls of any agent, without a run (docs/record-any-agent.md)")
+    proxy.add_arguments(verb)
+    verb.set_defaults(call=proxy.run)
+
+    verb = verbs.add_parser(
+        "docs", help="render docs/tables.md, config.md, statuses.md and harnesses.md, and config/schema.json"
+    )
     verb.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
     verb.set_defaults(call=run_docs)
     return top

@@ -149,8 +149,8 @@ class Limits(Section):
 class Harness(Section):
     """Which harness drives an episode and how."""
 
-    name: Literal["mini_swe_agent", "pi"] = Field(
-        default="mini_swe_agent", description="Module below openforge/harnesses."
+    name: Literal["mini_swe_agent", "pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code", "zeroclaw"] = (
+        Field(default="mini_swe_agent", description="Module below openforge/harnesses (docs/harnesses.md).")
     )
     config: str | None = Field(
         default=None,
@@ -161,6 +161,31 @@ class Harness(Section):
         default="fork",
         description="mini_swe_agent: forked from a warm process, or its shipped command started anew.",
         json_schema_extra=only_if(name="mini_swe_agent"),
+    )
+    instructions: str | None = Field(
+        default=None,
+        description="File in place of the harness's own system prompt, a path from the project's root.",
+        json_schema_extra=only_if(name=["codex", "claude_code", "qwen_code"]),
+    )
+    bare: bool = Field(
+        default=False,
+        description="The harness's own reduced mode: fewer tools and a shorter prompt.",
+        json_schema_extra=only_if(name=["claude_code", "openclaw"]),
+    )
+    tools: str | None = Field(
+        default=None,
+        description="Names of the tools that it offers, separated by commas; all of its own without one.",
+        json_schema_extra=only_if(name=["claude_code", "qwen_code"]),
+    )
+    binary: str | None = Field(
+        default=None,
+        description="ZeroClaw's program, a path from the project's root: it comes with no package.",
+        json_schema_extra=only_if(name="zeroclaw"),
+    )
+    wire_api: Literal["chat_completions", "responses"] = Field(
+        default="chat_completions",
+        description="Dialect that zeroclaw speaks.",
+        json_schema_extra=only_if(name="zeroclaw"),
     )
 
 
@@ -193,9 +218,13 @@ class Server(Section):
         default=None,
         description="Attach to an OpenAI-compatible server instead of starting one (evaluation only).",
     )
+    replicas: list[Text] = Field(
+        default=[],
+        description="Endpoint: URLs of further servers of the same model; an episode stays with one that answers.",
+    )
     api: Literal["auto", "vllm", "openai"] = Field(
         default="auto",
-        description="Endpoint: fields it takes; `auto` looks whether vLLM answers, `openai` is any other.",
+        description="Endpoint: fields it takes; `auto` looks whether vLLM or SGLang answers, `openai` is any other.",
     )
     model: str | None = Field(
         default=None, description="Endpoint: model to ask for; needed where it lists several and none is `policy`."
@@ -379,6 +408,7 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
         if n == "train":
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
     checks.tasks(config.tasks, label)
+    checks.harnesses(config, label)
     checks.cells(config.cells, label)
     checks.windows(config, config.sampling if isinstance(config, RunConfig) else None, label)
     if isinstance(config, RunConfig):

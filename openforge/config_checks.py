@@ -40,7 +40,7 @@ LOSS_KEYS: dict[str, tuple[str, ...]] = {
     "dppo_kl": (*_CLIP, "clip_ratio_c"),
 }
 # Keys of `server` that say something about an endpoint only.
-_ENDPOINT = ("api", "model", "api_key_env")
+_ENDPOINT = ("replicas", "api", "model", "api_key_env")
 
 
 def no_endpoint(server: Server, label: str, why: str) -> None:
@@ -70,6 +70,17 @@ def policy(config: EvalConfig, label: str) -> None:
     if "://" not in url:
         no_endpoint(config.server, label, "without an endpoint (server.url, or a URL as policy)")
         return
+    for address in (url, *config.server.replicas):
+        endpoint(address, label)
+    name = config.server.api_key_env
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ConfigError(
+            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
+        )
+
+
+def endpoint(url: str, label: str) -> None:
+    """Refuse an endpoint's URL that is none, or that would show a secret."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{label}: the endpoint {url!r} must be http://HOST:PORT/v1 or https://HOST/v1")
@@ -78,11 +89,6 @@ def policy(config: EvalConfig, label: str) -> None:
         raise ConfigError(
             f"{label}: the URL of the endpoint {parts.hostname} must be its address only, without user, password or "
             "query; name the variable that holds its key in server.api_key_env"
-        )
-    name = config.server.api_key_env
-    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
         )
 
 
@@ -93,6 +99,17 @@ def tasks(tasks: Tasks, label: str) -> None:
             raise ConfigError(f"{label}: key 'tasks.{key}' has no effect on the generated tasks {tasks.source!r}")
     if tasks.verifier is None and "verifier_seconds" in tasks.model_fields_set:
         raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
+
+
+def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
+    """Refuse a harness without what only its user can bring."""
+    uses = [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
+    for key, harness in uses:
+        if harness is not None and harness.name == "zeroclaw" and harness.binary is None:
+            raise ConfigError(
+                f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "
+                "build it from its source and name the file (a path from the project's root)"
+            )
 
 
 def windows(config: RunConfig | EvalConfig, trained: Sampling | None, label: str) -> None:

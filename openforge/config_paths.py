@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openforge import environments
-from openforge.config import ConfigError, EvalConfig, RunConfig, Tasks
+from openforge import environments, harnesses
+from openforge.config import ConfigError, EvalConfig, Harness, RunConfig, Server, Tasks
 from openforge.config_reading import merge
 from openforge.policy.prepare import BUNDLED, ModelError, check_folder
 from openforge.tables import write_beside
@@ -32,6 +32,10 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
     for key, path in _files(config):
         if path is not None and not (root / path).is_file():
             raise ConfigError(f"{label}: {key} {path!r}: {root / path} does not exist")
+    for key, harness, server in _harnesses(config):
+        told = unfit(harness, server)
+        if told is not None:
+            raise ConfigError(f"{label}: {key}: {told}")
     _tasks(label, config.tasks, root)
     _splits(label, config)
     _model(label, "model", config.model, root, needs_template(config))
@@ -41,6 +45,28 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
         environments.load(config.environment)
     except environments.UnknownEnvironment as e:
         raise ConfigError(f"{label}: {e}") from None
+
+
+def unfit(harness: Harness, server: Server) -> str | None:
+    """Why the window holds not even the harness's first prompt, as a sentence; None if it may.
+
+    A harness that counts tokens itself would end without asking once, which looks like the agent's own failure.
+    """
+    tokens = harnesses.start_tokens(harness.name, harness.model_dump(exclude={"name"}))
+    # Counted by one model's tokenizer: another's may need some fewer.
+    if tokens is None or server.max_model_len >= 0.75 * tokens:
+        return None
+    return (
+        f"{harness.name} begins with about {tokens} tokens, but server.max_model_len is {server.max_model_len}; raise "
+        "it, or take a harness or options with a shorter prompt (docs/harnesses.md)"
+    )
+
+
+def _harnesses(config: RunConfig | EvalConfig) -> Iterator[tuple[str, Harness, Server]]:
+    if isinstance(config, RunConfig) and config.iterations:
+        yield "harness", config.harness, config.server
+    for i, cell in enumerate(config.cells):
+        yield f"cells[{i}].harness", cell.harness, cell.server or config.server
 
 
 def needs_template(config: RunConfig | EvalConfig) -> bool:
@@ -81,12 +107,18 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
-    yield "harness.config", config.harness.config
+    yield from _harness_files("harness", config.harness)
     yield "server.chat_template", config.server.chat_template
     for i, cell in enumerate(config.cells):
-        yield f"cells[{i}].harness.config", cell.harness.config
+        yield from _harness_files(f"cells[{i}].harness", cell.harness)
         if cell.server is not None:
             yield f"cells[{i}].server.chat_template", cell.server.chat_template
+
+
+def _harness_files(key: str, harness: Harness) -> Iterator[tuple[str, str | None]]:
+    yield f"{key}.config", harness.config
+    yield f"{key}.instructions", harness.instructions
+    yield f"{key}.binary", harness.binary
 
 
 def _splits(label: str, config: RunConfig | EvalConfig) -> None:

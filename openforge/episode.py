@@ -110,6 +110,9 @@ def _driven(args: argparse.Namespace, root: Path) -> int:
     if not model:
         raise BadInput("--model is needed, or --config RUN whose model is taken")
     policy, server = _policy(model, settings.server, root)
+    told = config_paths.unfit(harness, server)
+    if told is not None:
+        raise BadInput(told)
     cell = Cell(name=by_hand.CELL, split=task["split"], harness=harness, sampling=settings.sampling, limits=limits)
     config = settings.config.model_copy(update={"cells": (cell,)})
     (row,) = plan.eval_table(by_hand.CELL, config, [task], cell, None, model)

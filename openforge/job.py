@@ -117,10 +117,36 @@ def job(stage: str, snakemake: Any) -> Iterator[Job]:
                 e = DiskFull(e, one.run_dir if one is not None else root)
             if not type(e).__module__.startswith("openforge."):
                 traceback.print_exc(file=log)
+            told = _sentence(stage, run, e)
             for stream in (sys.stderr, log):
-                kind = "" if type(e).__module__.startswith("openforge.") else f"{type(e).__name__}: "
-                print(f"error: {stage} of {run}: {kind}{e}", file=stream)
+                print(f"error: {told}", file=stream)
+            remember(told)
             sys.exit(1)
         name = "-".join([stage, *wildcards.values()])
         took = {"stage": stage, "seconds": round(time.monotonic() - begun, 3), "started": started.isoformat()}
         write_beside(one.run_dir / "timings" / f"{name}.json", json.dumps(took | wildcards) + "\n")
+
+
+def _sentence(stage: str, run: str, e: Exception) -> str:
+    kind = "" if type(e).__module__.startswith("openforge.") else f"{type(e).__name__}: "
+    return f"{stage} of {run}: {kind}{e}"
+
+
+def remember(sentence: str) -> None:
+    """Leave why a job failed to the Snakemake that started it, which says so last: see `said`."""
+    if (path := os.environ.get("OPENFORGE_SAID")) is not None:
+        with open(path, "a") as f:
+            f.write(json.dumps(sentence) + "\n")
+
+
+def said(path: Path) -> list[str]:
+    """Why the jobs of a command failed, in the order they did, each once; the file is removed.
+
+    Snakemake prints a page of its own after a job's sentence, which would leave the reason far up the terminal.
+    """
+    try:
+        lines = path.read_text().splitlines()
+        path.unlink()
+    except FileNotFoundError:
+        return []
+    return list(dict.fromkeys(json.loads(line) for line in lines))

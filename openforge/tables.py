@@ -245,11 +245,11 @@ CALLS = Table(
         Column("finish_reason", _str, "stop, length, tool_calls or abort.", True),
         Column("sampling", SAMPLING, "Sampling that was sent."),
         Column("policy_version", _str, "Policy that answered."),
-        Column("messages", _str, "Messages that are new since the prefix call, as JSON."),
+        Column("messages", _str, "Messages that are new since the prefix call, as JSON; images as sha256:HASH."),
         Column("response", _str, "The parsed assistant message as JSON.", True),
         Column("tools_sha256", _str, "Hash of the tools in blobs; NULL without tools.", True),
         Column("system_sha256", _str, "Hash of the system text in blobs; NULL without one.", True),
-        Column("images", pa.list_(_str), "Hashes of the images in blobs."),
+        Column("images", pa.list_(_str), "Hashes in blobs of all images of the prompt, in order."),
         Column("delivery", _str, "generated, sent or confirmed."),
         Column("trainable", _bool, "Trained under the task's reward."),
         Column("reason", _str, "Why not trainable; NULL when trainable.", True),
@@ -265,8 +265,8 @@ BLOBS = Table(
     (
         Column("sha256", _str, "Hash of the bytes."),
         Column("mime", _str, "Media type."),
-        Column("width", _i32, "Pixels; NULL for what is no image.", True),
-        Column("height", _i32, "Pixels; NULL for what is no image.", True),
+        Column("width", _i32, "Pixels; NULL for what is no PNG, JPEG or GIF.", True),
+        Column("height", _i32, "Pixels; NULL for what is no PNG, JPEG or GIF.", True),
         Column("bytes", pa.binary(), "The content."),
     ),
     _PARTITION,
@@ -426,14 +426,14 @@ def read_rows(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], 
     return rows
 
 
-def write_beside(path: str | os.PathLike[str], text: str | bytes) -> None:
-    """Write a small file beside its target, flush it to disk and rename it."""
+def write_beside(path: str | os.PathLike[str], text: str | bytes, mode: int = 0o666) -> None:
+    """Write a small file beside its target, flush it to disk and rename it; `mode` is less the umask."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     data = text.encode() if isinstance(text, str) else text
     try:
-        with open(beside, "wb") as f:
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())

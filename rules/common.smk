@@ -9,7 +9,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from openforge import config as typed
-from openforge import config_paths, interrupts, manifest, redo, run_lock, run_start
+from openforge import config_paths, harnesses, interrupts, job, manifest, redo
+from openforge import run_lock, run_start
 from openforge import plan as planning
 from openforge.eval import policies
 from openforge.plan.standing import standing
@@ -21,6 +22,14 @@ if workflow.exec_mode != ExecMode.SUBPROCESS:
     # Jobs and warm policy servers end when this process does (docs/design.md, sections 3 and 4). They inherit the
     # name; a job on another node is owned by the Snakemake there.
     os.environ["OPENFORGE_OWNER"] = str(process.this())
+    # Where its jobs leave why they failed; on a shared file system also those of other nodes.
+    SAID = Path(workflow.basedir, ".snakemake", f"openforge-said-{os.getpid()}")
+    os.environ["OPENFORGE_SAID"] = str(SAID)
+
+    onerror:
+        for sentence in job.said(SAID):
+            print(f"error: {sentence}", file=sys.stderr)
+
 
 # A user's environment is named by its import path from the project's root.
 sys.path.append(os.environ["OPENFORGE_ROOT"])
@@ -297,9 +306,6 @@ def software(output, *names):
     return [ancient(f) for f in ready if not Path(f).exists()]
 
 
-HARNESS_SOFTWARE = {"mini_swe_agent": "harness-mini", "pi": "harness-pi"}
-
-
 def rollout_software(wildcards):
     c = RUNS[wildcards.run]
     cell = None if wildcards.purpose == "train" else cell_of(wildcards)
@@ -307,4 +313,4 @@ def rollout_software(wildcards):
     serve = [] if server.url else [f"serve-{server.device}"]
     table = planned(wildcards)
     harness = table.harness if table else (cell or c).harness.name
-    return software(episodes_file(wildcards), *serve, HARNESS_SOFTWARE[harness])
+    return software(episodes_file(wildcards), *serve, *harnesses.software_of(harness))

@@ -120,7 +120,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path, text, sentence):
         ("limits: {seconds: .inf}", "limits.seconds", "Infinity"),
         ("limits: {seconds: .nan}", "limits.seconds", "NaN"),
         ("server: {warm: 1}", "server.warm", "1"),
-        ("harness: {name: codex}", "harness.name", '"codex"'),
+        ("harness: {name: aider}", "harness.name", '"aider"'),
         ("actor: {optim: {betas: [0.9]}}", "actor.optim.betas.1", ""),
         ("actor: {optim: {betas: ['0.9', 0.99]}}", "actor.optim.betas.0", '"0.9"'),
         ("cells: [{name: Held-Out}]", "cells.0.name", '"Held-Out"'),
@@ -131,7 +131,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path, text, sentence):
         ("rollout: {quorum: 0}", "rollout.quorum", "greater than 0"),
         ("server: {max_model_len: 8}", "server.max_model_len", "greater than or equal to 64"),
         ("lag: 3", "lag", "less than or equal to 2"),
-        ("harness: {name: mini, config: null}", "harness.name", "'mini_swe_agent' or 'pi'"),
+        ("harness: {name: mini, config: null}", "harness.name", "'mini_swe_agent', 'pi', 'codex'"),
     ],
 )
 def test_a_mistyped_value_names_key_and_value(tmp_path, text, key, shown):
@@ -258,6 +258,10 @@ def test_an_evaluation_suite_has_its_own_keys(tmp_path):
         ("policy: ftp://h/v1", "the endpoint 'ftp://h/v1' must be http://HOST:PORT/v1"),
         ("server: {model: m}", "key 'server.model' has no effect without an endpoint"),
         ("server: {api: openai}", "key 'server.api' has no effect without an endpoint"),
+        ("server: {replicas: ['http://h/v1']}", "key 'server.replicas' has no effect without an endpoint"),
+        ("policy: http://h/v1\nserver: {replicas: ['h:8000']}", "the endpoint 'h:8000' must be http://HOST:PORT/v1"),
+        ("policy: http://h/v1\nserver: {replicas: http://i/v1}", "key 'server.replicas'"),
+        ("cells: [{name: a, server: {replicas: ['http://h']}}]", "'cells[0].server.replicas' has no effect: all cells"),
         ("policy: demo@3\nserver: {api_key_env: K}", "key 'server.api_key_env' has no effect without an endpoint"),
         ("server: {url: 'http://h/v1', dtype: float32}", "key 'server.dtype' has no effect while server.url is"),
         ("cells: [{name: a, server: {url: 'http://h/v1'}}]", "key 'cells[0].server.url' has no effect: all cells"),
@@ -279,6 +283,7 @@ def test_what_an_evaluation_cannot_mean_is_a_sentence(tmp_path, text, sentence):
         "policy: https://user:sk-canary@h/v1",
         "policy: https://h/v1?key=sk-canary",
         "server: {url: 'https://sk-canary@h/v1'}",
+        "server: {url: 'https://h/v1', replicas: ['https://sk-canary@i/v1']}",
         "server: {url: 'https://h/v1', api_key_env: sk-canary}",
     ],
 )
@@ -475,7 +480,7 @@ def test_the_schema_refuses_what_the_reader_refuses():
     schema = c.schema()
     good = yaml.safe_load(TRAIN)
     jsonschema.validate(good, schema)
-    for wrong in ({"iteration": 3}, {"seed": "x"}, {"rollout": {"n": 0}}, {"harness": {"name": "codex"}}):
+    for wrong in ({"iteration": 3}, {"seed": "x"}, {"rollout": {"n": 0}}, {"harness": {"name": "aider"}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(good | wrong, schema)
 

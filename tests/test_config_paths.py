@@ -39,6 +39,42 @@ def test_every_configuration_here_names_what_exists(name: str) -> None:
     config_paths.check(name, load(name, ROOT).config, ROOT)
 
 
+BARE = {"name": "claude_code", "bare": True}
+
+
+@pytest.mark.parametrize(
+    ("harness", "window", "fits"),
+    [
+        # Prompts of 12,215, 1,070 and 5,172 tokens were counted; other tokenizers may need a quarter less.
+        ({"name": "claude_code"}, 4096, False),
+        ({"name": "claude_code"}, 16384, True),
+        (BARE, 4096, True),
+        (BARE, 512, False),
+        ({"name": "codex"}, 2048, False),
+        ({"name": "codex"}, 4096, True),
+        # Nobody has counted the tools that are named, and a YAML may say anything.
+        ({"name": "claude_code", "tools": "Bash"}, 512, True),
+        ({"name": "mini_swe_agent", "config": "config/harness/demo.yaml"}, 512, True),
+        ({"name": "mini_swe_agent"}, 512, False),
+    ],
+)
+def test_a_window_below_a_harness_first_prompt_is_refused(harness: dict[str, Any], window: int, fits: bool) -> None:
+    server = {"max_model_len": window, "chat_template": "openforge/policy/hermes.jinja"}
+    short = {"max_tokens": 16}
+    trained = run(harness=harness, server=server, sampling=short)
+    elsewhere = {"name": "a", "harness": harness, "server": server, "sampling": short}
+    cell = run(harness={"name": "pi"}, cells=[elsewhere])
+    for config, key in ((trained, "harness"), (cell, r"cells\[0\].harness")):
+        if fits:
+            config_paths.check("r", config, ROOT)
+            continue
+        sentence = (
+            rf"config/r.yaml: {key}: {harness['name']} begins with about \d+ tokens, but .* is {window}; raise it"
+        )
+        with pytest.raises(ConfigError, match=sentence):
+            config_paths.check("r", config, ROOT)
+
+
 @pytest.mark.parametrize(
     ("over", "sentence"),
     [
@@ -51,6 +87,8 @@ def test_every_configuration_here_names_what_exists(name: str) -> None:
         ),
         ({"harness": {"config": "no.yaml"}}, r"harness\.config 'no\.yaml': .*no\.yaml does not exist"),
         ({"server": {"chat_template": "no.jinja"}}, r"server\.chat_template 'no\.jinja'"),
+        ({"harness": {"name": "codex", "instructions": "no.md"}}, r"harness\.instructions 'no\.md': .*does not exist"),
+        ({"harness": {"name": "zeroclaw", "binary": "no"}}, r"harness\.binary 'no': .*does not exist"),
         ({"cells": [{"name": "a", "harness": {"config": "no.yaml"}}]}, r"cells\[0\]\.harness\.config"),
         ({"environment": "nosuch"}, r"environment 'nosuch': there is no module openforge\.environments\.nosuch\.env"),
         ({"environment": "no_package.env"}, r"there is no module no_package\.env"),

@@ -105,6 +105,6 @@ def server(config: RunConfig | EvalConfig, cell: Cell | None) -> Server:
     if isinstance(config, EvalConfig):
         ref = reference(config)
         if ref.kind == "url":
-            same = {k: getattr(config.server, k) for k in ("api", "model", "api_key_env")}
+            same = {k: getattr(config.server, k) for k in ("replicas", "api", "model", "api_key_env")}
             return own.model_copy(update={"url": ref.value, **same})
     return own

@@ -88,13 +88,33 @@ class Output:
     answer: str | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One two-turn tool episode against a scripted policy, in a sandbox of two cores.
+
+    Attributes:
+        prompt_tokens: of the first prompt with all tools, by the options set ("" for none), in tokens of SmolLM2 under
+            this project's chat template.
+        cpu_seconds: of the harness and its commands.
+        rss_mb: the largest resident memory of one process.
+        disk_mb: of its software environment.
+    """
+
+    prompt_tokens: Mapping[str, int]
+    cpu_seconds: float
+    rss_mb: int
+    disk_mb: int
+
+
 class Harness(ABC):
     """A harness of one installation (`root`); its modules are data and hold no policy of their own.
 
     Attributes:
         software: its environment below envs/ and .software/.
+        built: whether that environment is built from pins; else whoever uses it brings the program.
         dialect: the wire format it speaks to the proxy.
         cannot: what it cannot do, one sentence each.
+        measured: None where it was never run.
         constants: environment variables that are the same in every episode.
         record: file below $HOME that it writes its trajectory to, None if it prints it.
         log: new file outside that what it prints goes to as it comes, for whoever watches one episode; else None.
@@ -103,8 +123,10 @@ class Harness(ABC):
     name: ClassVar[str]
     version: ClassVar[str]
     software: ClassVar[str]
+    built: ClassVar[bool] = True
     dialect: ClassVar[str]
     cannot: ClassVar[tuple[str, ...]]
+    measured: ClassVar[Measured | None] = None
     constants: ClassVar[dict[str, str]]
     record: ClassVar[str | None] = None
 
@@ -153,10 +175,7 @@ class Harness(ABC):
     def binds(self, root: Path | None = None) -> list[Bind]:
         """What a sandbox must show read-only: the environment, and the Python it and verifiers run on."""
         software.python_of(self.software, root or self.root)
-        pythons = {Path(sys.base_prefix), base_python(self.folder)}
-        # The host's /usr is the sandbox's own.
-        extra = [p for p in sorted(pythons) if not p.is_relative_to("/usr")]
-        return [Bind(self.folder.resolve(), str(self.folder)), *(Bind(p.resolve(), str(p)) for p in extra)]
+        return [Bind(self.folder.resolve(), str(self.folder)), *python_binds(base_python(self.folder))]
 
     async def place(self, sandbox: Sandbox) -> str:
         """Check the version inside a sandbox, once a job; returns it.
@@ -252,6 +271,12 @@ async def upload_all(sandbox: Sandbox, files: Sequence[tuple[str, bytes, int]]) 
         await sandbox.upload_content(data, remote, mode)
 
 
+def python_binds(*more: Path) -> list[Bind]:
+    """The Python that verifiers run on and `more`, where they stand outside the host's /usr, which is the sandbox's."""
+    pythons = sorted({Path(sys.base_prefix), *more})
+    return [Bind(p.resolve(), str(p)) for p in pythons if not p.is_relative_to("/usr")]
+
+
 def base_python(venv: Path) -> Path:
     """The folder of the Python that a virtual environment stands on."""
     for line in (venv / "pyvenv.cfg").read_text().splitlines():
@@ -273,6 +298,52 @@ def failed(name: str, ended: Ended) -> str | None:
         return None
     lines = ended.log.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
     return f"{name} exited with code {ended.exit_code}: {lines[-1][-300:]}"
+
+
+def option_file(ctx: Context, key: str) -> bytes | None:
+    """The file that an option names, a path from the project's root; None without the option.
+
+    Raises:
+        HarnessError: there is no such file.
+    """
+    if ctx.options.get(key) is None:
+        return None
+    path = ctx.root / str(ctx.options[key])
+    if not path.is_file():
+        raise HarnessError(f"harness.{key}: {path} does not exist; it must be a file")
+    return path.read_bytes()
+
+
+def toml(top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """A TOML file of strings, numbers and truth values: `top`, then each section by its dotted name."""
+
+    def lines(values: Mapping[str, Any]) -> str:
+        # What JSON writes for these types is TOML too.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+    return "\n".join([lines(top), *(f"[{name}]\n{lines(values)}" for name, values in sections.items())]).encode()
+
+
+def events(log: bytes) -> list[dict[str, Any]]:
+    """The JSON objects that a harness printed, one a line; a first line cut by the log's cap is skipped."""
+    found = (parsed(line) for line in log.splitlines() if line.startswith(b"{"))
+    return [e for e in found if isinstance(e, dict)]
+
+
+def result_output(name: str, ended: Ended) -> Output:
+    """Read the end from the events of `--output-format stream-json`, which Claude Code and Qwen Code share."""
+    told = events(ended.log)
+    said = [e["message"] for e in told if e.get("type") == "assistant" and isinstance(e.get("message"), dict)]
+    answer = last_assistant(said)
+    result: dict[str, Any] = next((e for e in reversed(told) if e.get("type") == "result"), {})
+    if result.get("subtype") == "error_max_turns":
+        return Output(None, answer)  # at its own limit it has completed
+    if result.get("is_error"):
+        # The last message is then the harness's own, on its error.
+        error = result.get("error")
+        why = error.get("message") if isinstance(error, dict) else None
+        return Output(f"{name} ended with an error: {why or result.get('result') or result.get('subtype')}", None)
+    return Output(failed(name, ended), answer)
 
 
 def last_assistant(messages: Any) -> str | None:

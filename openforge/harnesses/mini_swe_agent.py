@@ -27,6 +27,7 @@ class MiniSweAgent(base.Harness):
         "It drops the assistant turn after a format error.",
         "It takes no images.",
     )
+    measured = base.Measured({"": 933}, cpu_seconds=4.2, rss_mb=220, disk_mb=381)
     constants: ClassVar[dict[str, str]] = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a price list when it is imported
         "MSWEA_CONFIGURED": "1",

@@ -23,6 +23,18 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
+class Words:
+    """What a person calls an endpoint's settings: keys of the configuration, or options of a command."""
+
+    url: str = "server.url"
+    model: str = "server.model"
+    key: str = "server.api_key_env"
+
+
+_CONFIG = Words()
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """Where a policy answers.
 
@@ -33,6 +45,7 @@ class Endpoint:
         context_window: tokens of prompt and response together.
         policy_version: iteration@sha256 of the weights, or none@URL of a foreign endpoint.
         api: the fields that it takes.
+        replicas: base URLs of further servers that answer for it.
         seeded: whether it may be sent seeds: one of ours. A foreign vLLM on CPU dies of one where it prefills in
             chunks.
         link: the lease's connection to the keeper, see `Link`; None for a foreign endpoint.
@@ -44,6 +57,7 @@ class Endpoint:
     context_window: int
     policy_version: str
     api: wire.Api = "vllm"
+    replicas: tuple[str, ...] = ()
     seeded: bool = False
     link: Link | None = field(default=None, compare=False)
 
@@ -78,42 +92,70 @@ def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> 
     """Someone else's OpenAI-compatible endpoint at `cfg.url`, used as it is.
 
     Raises:
-        ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for.
+        ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for; or a replica serves
+            another model. A replica that cannot be reached may come up later.
     """
     assert cfg.url is not None
-    base, key = wire.base_url(cfg.url), _key(cfg)
-    listed = _listed(base, key, cfg)
-    model = _model(cfg, listed, progress)
-    entry = listed.get(model, {})
-    api: wire.Api = "vllm" if entry.get("owned_by") == "vllm" else "openai"
-    if cfg.api != "auto":
-        api = cfg.api
+    base, key = wire.base_url(cfg.url), api_key(cfg.api_key_env)
+    known = listed(cfg.url, key, cfg.api_key_env)
+    model = model_of(cfg.url, cfg.model, known, progress)
+    entry = known.get(model, {})
+    api = api_of(entry) if cfg.api == "auto" else cfg.api
+    window = window_of(entry) or cfg.max_model_len
+    for url in cfg.replicas:
+        try:
+            others = listed(url, key, cfg.api_key_env, Words("server.replicas"))
+        except ServerError as e:
+            progress(str(e))
+            continue
+        if others and known and model in known and model not in others:
+            raise ServerError(f"server.replicas: {url} does not list {model}, which {cfg.url} serves")
+        window = min(window, window_of(others.get(model, {})) or window)
+    return Endpoint(base, key, model, window, version, api, tuple(map(wire.base_url, cfg.replicas)))
+
+
+def api_of(entry: Mapping[str, Any]) -> wire.Api:
+    """The fields that a listed model's server takes. SGLang takes vLLM's, and ignores what it does not know."""
+    return "vllm" if entry.get("owned_by") in ("vllm", "sglang") else "openai"
+
+
+def window_of(entry: Mapping[str, Any]) -> int | None:
+    """Tokens of a listed model's context window; None where its server does not say."""
     window = entry.get("max_model_len")
-    return Endpoint(base, key, model, window if isinstance(window, int) else cfg.max_model_len, version, api)
+    return window if isinstance(window, int) and window > 0 else None
 
 
-def _key(cfg: ServerConfig) -> str:
-    name = cfg.api_key_env
+def api_key(name: str | None, words: Words = _CONFIG) -> str:
+    """The key in environment variable `name`; empty where none is named.
+
+    Raises:
+        ServerError: it is not set, or no key.
+    """
     if name is None:
         return ""
     key = os.environ.get(name, "").strip()
     if not key:
-        raise ServerError(f"server.api_key_env names {name}, which is not set in this job's environment")
+        raise ServerError(f"{words.key} names {name}, which is not set in this job's environment")
     if not (key.isascii() and key.isprintable()):
         raise ServerError(f"the key in {name} holds characters that no HTTP header can carry")
     return key
 
 
-def _listed(base: str, key: str, cfg: ServerConfig) -> dict[str, Mapping[str, Any]]:
-    """The models that an endpoint lists, by name; none where it has no such route."""
+def listed(url: str, key: str, key_env: str | None, words: Words = _CONFIG) -> dict[str, Mapping[str, Any]]:
+    """The models that an endpoint lists, by name; none where it has no such route.
+
+    Raises:
+        ServerError: it cannot be reached, or refuses the key.
+    """
+    base = wire.base_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    where = f"server.url {cfg.url}: {base}/models"
+    where = f"{words.url} {url}: {base}/models"
     try:
         answer = httpx.get(f"{base}/models", headers=headers, timeout=30, trust_env=not wire.is_loopback(base))
-    except httpx.HTTPError as e:
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise ServerError(f"{where} cannot be reached: {str(e) or type(e).__name__}") from None
     if answer.status_code in (401, 403):
-        own = f"the key in {cfg.api_key_env}" if cfg.api_key_env else "a request without a key (see server.api_key_env)"
+        own = f"the key in {key_env}" if key_env else f"a request without a key (see {words.key})"
         raise ServerError(f"{where} refuses {own} (status {answer.status_code})")
     if answer.status_code in (404, 405, 501):
         return {}
@@ -127,18 +169,27 @@ def _listed(base: str, key: str, cfg: ServerConfig) -> dict[str, Mapping[str, An
         ) from None
 
 
-def _model(cfg: ServerConfig, listed: Mapping[str, Any], progress: Callable[[str], None]) -> str:
+def model_of(
+    url: str,
+    asked: str | None,
+    listed: Mapping[str, Any],
+    progress: Callable[[str], None],
+    words: Words = _CONFIG,
+) -> str:
+    """Which of an endpoint's models to ask for: the one asked for, else ours, else the only one.
+
+    Raises:
+        ServerError: that leaves it open.
+    """
     names = ", ".join(list(listed)[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
-    if cfg.model is not None:
-        if listed and cfg.model not in listed:
+    if asked is not None:
+        if listed and asked not in listed:
             # Aliases are listed nowhere.
-            progress(
-                f"{cfg.url} does not list the model {cfg.model}, which is asked for all the same; it lists {names}"
-            )
-        return cfg.model
+            progress(f"{url} does not list the model {asked}, which is asked for all the same; it lists {names}")
+        return asked
     if MODEL in listed:
         return MODEL
     if len(listed) == 1:
         return next(iter(listed))
     told = f"lists several models ({names})" if listed else "lists no models"
-    raise ServerError(f"server.url {cfg.url} {told}; name the one to ask for in server.model")
+    raise ServerError(f"{words.url} {url} {told}; name the one to ask for in {words.model}")

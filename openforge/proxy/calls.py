@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 
@@ -18,18 +20,34 @@ class Refusal(Exception):
         self.status, self.code, self.message = status, code, message
 
 
+class Declared(NamedTuple):
+    """What a harness calls a tool that the policy knows by another name or in another form.
+
+    Attributes:
+        namespace: the namespace it was declared in; None for none.
+        custom: it takes free text, and not arguments.
+    """
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a harness asked for, in chat-completion terms.
 
     Attributes:
         model: name the harness asked for; the answer carries it, the upstream call does not.
-        messages: chat messages, role `developer` already `system`.
-        tools: tool declarations; None without any.
+        messages: chat messages of the roles system (the first at most), user, assistant and tool.
+        tools: function declarations; None without any.
         forwarded: the harness's own fields that go upstream as they are (stop, tool_choice, ...).
         max_tokens: output limit asked for; None without one.
         retry: the client's own count of resends of this request (0 for a first try).
         sha256: digest of the request's body, which finds the call that a resend repeats.
+        n: choices asked for; each is a call of its own.
+        declared: by the policy's name of a tool, what the harness calls it where that differs.
+        sealed_reasoning: the harness takes reasoning back as an opaque text.
     """
 
     dialect: str
@@ -43,6 +61,9 @@ class Request:
     top_logprobs: int | None
     retry: int
     sha256: str
+    n: int = 1
+    declared: Mapping[str, Declared] = field(default_factory=dict)
+    sealed_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +75,20 @@ class Answer:
         finish_reason: stop, length, tool_calls or abort.
         usage: upstream's token counts, untouched.
         logprobs_content: upstream's own logprob entries, for a harness that asked for them.
-        prompt_token_ids: length P; None where upstream gave none.
-        response_token_ids: length R, the stop token included; None where upstream gave none.
+        prompt_token_ids: length P, int32; None where upstream gave none.
+        response_token_ids: length R, int32, the stop token included; None where upstream gave none.
         logprobs: length R; None where upstream gave none.
+        stop_reason: the stop string that ended it, or a server's own token id; None for the model's own end.
     """
 
     message: Json
     finish_reason: str | None
     usage: Json
     logprobs_content: list[Json] | None
-    prompt_token_ids: list[int] | None
-    response_token_ids: list[int] | None
+    prompt_token_ids: array[int] | None
+    response_token_ids: array[int] | None
     logprobs: list[float] | None
+    stop_reason: Any = None
 
 
 @dataclass(frozen=True, slots=True)

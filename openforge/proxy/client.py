@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import aiohttp
 
 from openforge.proxy.calls import Json
 from openforge.proxy.control import door_of
+from openforge.proxy.journal import whole
+from openforge.proxy.public import IP, PORT, Public
 from openforge.proxy.wire import Api
 
 START_SECONDS = 60.0
@@ -39,7 +41,7 @@ class Summary:
         prompt_tokens, response_tokens: sums over `calls`; None where an answer came without usage.
         budget_exhausted: a limit of turns or tokens was refused or cut an answer.
         policy_failed: why the policy server gave no answer; None if it always did.
-        records: the session's journal records, for `lineage.call_rows`.
+        stored: the session's journal records as they are stored; see `records`.
     """
 
     calls: int
@@ -48,16 +50,28 @@ class Summary:
     response_tokens: int | None
     budget_exhausted: bool
     policy_failed: str | None
-    records: list[Json]
+    stored: list[Json]
+
+    @property
+    def records(self) -> list[Json]:
+        """The session's whole records, for `lineage.call_rows`. Made anew each time: of a long episode they are many
+        times what is stored."""
+        return whole(self.stored)
 
 
 class Proxy:
     """A running proxy process; made by `start_proxy`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, control: Path, ready: Json, own: Path | None, log: Path
+        self,
+        process: asyncio.subprocess.Process,
+        control: Path,
+        ready: Json,
+        own: Path | None,
+        log: Path,
+        public: Public | None = None,
     ) -> None:
-        self.process, self.control, self.log = process, control, log
+        self.process, self.control, self.log, self.public = process, control, log, public
         self.pid: int = ready["pid"]
         self.port: int | None = ready["port"]
         self.journal = Path(ready["journal"])
@@ -103,7 +117,7 @@ class Proxy:
     async def close_session(self, episode_id: str, harness_exited: bool) -> Summary:
         """Seal a session. `harness_exited`: by itself, whatever its exit code; not when we killed it."""
         got = await self._ask("POST", f"/sessions/{episode_id}/close", {"harness_exited": harness_exited})
-        return Summary(**{k: got[k] for k in Summary.__dataclass_fields__})
+        return Summary(stored=got.pop("records"), **{k: got[k] for k in Summary.__dataclass_fields__ if k in got})
 
     async def session(self, episode_id: str) -> Json:
         """Figures of a session so far: the keys of Summary without records, and `closed`."""
@@ -129,6 +143,16 @@ class Proxy:
         if reply != b"ok\n":
             told = reply.decode(errors="replace").strip() or "no reply"
             raise ProxyError(f"the listener of session {episode_id} was not taken over: {told}")
+
+    def public_url(self, episode_id: str) -> str:
+        """The base URL of a session for a sandbox off this host, which is all that its `route` needs.
+
+        Raises:
+            ProxyError: the proxy was not started for such sandboxes.
+        """
+        if self.public is None:
+            raise ProxyError(f"sandboxes off this host reach the proxy at {IP}:{PORT}, which are not set")
+        return f"{self.public.url}/s/{episode_id}"
 
     @property
     def dead(self) -> bool:
@@ -201,7 +225,7 @@ class KeptProxy:
 
 
 async def start_proxy(
-    upstream: str,
+    upstream: str | Sequence[str],
     journal: Path,
     *,
     upstream_key: str | None = None,
@@ -209,6 +233,7 @@ async def start_proxy(
     model: str = "policy",
     control: Path | None = None,
     port: int | None = None,
+    public: Public | None = None,
     fsync_seconds: float | None = None,
     status_seconds: float | None = None,
     alive_seconds: float | None = None,
@@ -218,11 +243,12 @@ async def start_proxy(
     """Start `python -m openforge.proxy` and wait until it listens. It ends with this process.
 
     Args:
-        upstream: OpenAI base URL of the policy server.
+        upstream: OpenAI base URL of the policy server, or of each of its replicas.
         api: which fields it takes; see `wire`.
         journal: folder of the journal and of proxy.log.
         control: path of the control socket; a private folder of its own without one.
         port: also serve on 127.0.0.1:port (0: a free one, see `Proxy.port`).
+        public: also serve where sandboxes off this host arrive (see `public.from_environment`), instead of `port`.
 
     Raises:
         ProxyError: it ended, or did not listen, within `START_SECONDS`; the sentence holds its last words.
@@ -231,12 +257,14 @@ async def start_proxy(
     at = own / "control" if control is None and own is not None else control
     assert at is not None
     options = {
-        "--upstream": upstream,
         "--api": api,
         "--model": model,
         "--journal": journal,
         "--control": at,
-        "--port": port,
+        "--port": port if public is None else public.port,
+        "--host": None if public is None else public.host,
+        "--tls-cert": public.tls[0] if public is not None and public.tls is not None else None,
+        "--tls-key": public.tls[1] if public is not None and public.tls is not None else None,
         "--fsync": fsync_seconds,
         "--status-seconds": status_seconds,
         "--alive-seconds": alive_seconds,
@@ -245,6 +273,7 @@ async def start_proxy(
         "--parent": os.getpid(),
     }
     command = [sys.executable, "-m", "openforge.proxy"]
+    command += [w for url in ([upstream] if isinstance(upstream, str) else upstream) for w in ("--upstream", url)]
     command += [str(w) for k, v in options.items() if v is not None for w in (k, v)]
     # The key goes by the environment: a command line can be read by every process of the machine.
     env = os.environ | ({"OPENFORGE_UPSTREAM_KEY": upstream_key} if upstream_key else {})
@@ -258,7 +287,7 @@ async def start_proxy(
     try:
         # The line comes, or the pipe ends with the process: no guess at how long a start takes.
         line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
-        return Proxy(process, at, json.loads(line), own, log)
+        return Proxy(process, at, json.loads(line), own, log, public)
     except (TimeoutError, ValueError) as e:
         # Not where the pipe has ended: to kill a process that has just exited by itself loses its exit code, which
         # Popen then takes before asyncio's watcher does.

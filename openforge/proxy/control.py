@@ -1,25 +1,39 @@
-"""The proxy's side towards the rollout job: HTTP on a UNIX socket, and the door for handed-over listeners."""
+"""The proxy's side towards whoever opens sessions: HTTP, and the door for handed-over listeners."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import os
 import socket
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
+from openforge.proxy import opening
 from openforge.proxy.calls import Json
-from openforge.proxy.journal import Journal, JournalError
+from openforge.proxy.journal import Journal, JournalError, whole
+from openforge.proxy.lineage import call_rows
+from openforge.proxy.opening import Config
 from openforge.proxy.server import Gate
-from openforge.proxy.session import Config, Session
+from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 UNIX_PATH_MOST = 107
+
+
+class Refused(ValueError):
+    """What was asked of the control side cannot be done; one sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def door_of(control: Path) -> Path:
@@ -48,59 +62,124 @@ def unix_listener(path: Path) -> socket.socket:
 
 
 class Control:
-    """POST /sessions, POST /sessions/{id}/close, GET /sessions/{id}, GET /health."""
+    """Opens, closes and reads sessions, over HTTP on the UNIX socket and, guarded by a key, on the port.
 
-    def __init__(self, gate: Gate, journal: Journal, upstream: Upstream, model: str) -> None:
+    GET /health, GET /sessions, POST /sessions, GET /sessions/{id}, GET /sessions/{id}/calls,
+    POST /sessions/{id}/close. What is refused has a JSON body with one sentence under `error`.
+
+    Args:
+        model: the name that the policy server knows the policy by.
+        key: what the port asks for, as Bearer or x-api-key; None where no port is open to control.
+        base: URL of the port as its clients reach it; None likewise.
+        defaults: laid under the body of POST /sessions, the sampling by field. With them a session needs no key at
+            all: the rest is drawn.
+        taken: episodes that the journal's folder holds from other processes.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        journal: Journal,
+        upstream: Upstream,
+        model: str,
+        key: str | None = None,
+        base: str | None = None,
+        defaults: Json | None = None,
+        taken: Collection[str] = (),
+    ) -> None:
         self.gate, self.journal, self.upstream, self.model = gate, journal, upstream, model
+        self._key, self.base, self._defaults, self._taken = key, base, defaults, taken
         self._closing: set[asyncio.Task[None]] = set()
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/health", self.health),
-                web.post("/sessions", self.open),
-                web.get("/sessions/{id}", self.get),
-                web.post("/sessions/{id}/close", self.close),
-            ]
-        )
-        return app
+    async def guarded(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`handle` for whoever shows the control key."""
+        headers = request.headers
+        given = [headers.get("x-api-key", ""), headers.get("authorization", "")[len("Bearer ") :]]
+        key = (self._key or "").encode()
+        if not key or not any(hmac.compare_digest(g.encode(errors="replace"), key) for g in given):
+            return _error(401, "the control key is missing or wrong: Authorization: Bearer KEY")
+        # The port aborts what its client hangs up on; a session must not be left half closed.
+        return await asyncio.shield(asyncio.create_task(self.handle(request)))
 
-    async def health(self, _request: web.Request) -> web.Response:
-        running = sum(not s.closed for s in self.gate.sessions.values())
-        return web.json_response({"pid": os.getpid(), "journal": str(self.journal.path), "open": running})
-
-    async def open(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            config = Config.read(await _json(request), self.model)
-        except (ValueError, TypeError) as e:
-            return _error(400, str(e))
-        if "/" in config.episode_id:
-            return _error(400, f"episode_id {config.episode_id!r} must not contain '/': it is part of a URL")
-        if config.episode_id in self.gate.sessions:
-            return _error(409, f"session {config.episode_id} exists; an episode has one session")
-        try:
-            session = Session(config, self.journal, self.upstream)
+            return await self._routed(request)
+        except Refused as e:
+            return _error(e.status, str(e))
         except JournalError as e:
             return _error(507, str(e))
-        self.gate.sessions[config.episode_id] = session
-        return web.json_response(session.state(), status=201)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, "the request body is too large")
 
-    async def get(self, request: web.Request) -> web.Response:
-        session = self.gate.sessions.get(request.match_info["id"])
-        return _missing(request) if session is None else web.json_response(session.state())
+    async def _routed(self, request: web.BaseRequest) -> web.Response:
+        match request.method, *request.path.strip("/").split("/"):
+            case "GET", "health":
+                return self._health()
+            case "GET", "sessions":
+                return web.json_response([s.state() for s in self.gate.sessions.values()])
+            case "POST", "sessions":
+                return self._open(await _json(request))
+            case "GET", "sessions", episode_id:
+                return web.json_response(self._session(episode_id).state())
+            case "GET", "sessions", episode_id, "calls":
+                return await self._calls(self._session(episode_id))
+            case "POST", "sessions", episode_id, "close":
+                return await self._close(self._session(episode_id), await _json(request))
+        raise Refused(404, f"{request.method} {request.path} is not served")
 
-    async def close(self, request: web.Request) -> web.Response:
-        session = self.gate.sessions.get(request.match_info["id"])
+    def _session(self, episode_id: str) -> Session:
+        session = self.gate.sessions.get(episode_id)
         if session is None:
-            return _missing(request)
-        body = await _json(request)
-        if not isinstance(body.get("harness_exited"), bool):
-            return _error(400, "key 'harness_exited' must be true (the harness ended by itself) or false")
+            raise Refused(404, f"there is no session {episode_id!r}")
+        return session
+
+    def _health(self) -> web.Response:
+        running = sum(not s.closed for s in self.gate.sessions.values())
+        upstream = [{"url": r.url, "down": r.down} for r in self.upstream.replicas]
+        journal = str(self.journal.path)
+        return web.json_response({"pid": os.getpid(), "journal": journal, "open": running, "upstream": upstream})
+
+    def _open(self, body: Json) -> web.Response:
+        session, secret = self.open(body)
+        return web.json_response(session.state() | self.access(session, secret), status=201)
+
+    def open(self, body: Json) -> tuple[Session, str]:
+        """Open a session as POST /sessions does; it and its API key.
+
+        Raises:
+            Refused: a key is missing, unknown or no value for it, or the episode has a session.
+        """
+        given = opening.filled(body, self._defaults)
         try:
-            await session.close(body["harness_exited"])
-        except JournalError as e:
-            return _error(507, str(e))
+            opening.check(given)
+            config = Config.read(given, self.model)
+        except (ValueError, TypeError) as e:
+            raise Refused(400, str(e)) from None
+        name = config.episode_id
+        if name in self.gate.sessions or name in self._taken:
+            raise Refused(409, f"session {name} exists in {self.journal.path.parent}; an episode has one session")
+        self.gate.sessions[name] = session = Session(config, self.journal, self.upstream)
+        return session, config.secret
+
+    def access(self, session: Session, secret: str) -> Json:
+        """How a harness reaches a session on the port; nothing where there is none.
+
+        `base_url` is what Anthropic's clients take; OpenAI's take it with /v1.
+        """
+        if self.base is None:
+            return {}
+        return {"base_url": f"{self.base}/s/{session.config.episode_id}", "api_key": secret}
+
+    async def _calls(self, session: Session) -> web.Response:
+        """The session's rows of the calls table so far. Their lineage may take a while: not on the event loop."""
+        records = json.loads(session.summary())["records"]
+        rows, _ = await asyncio.to_thread(lambda: call_rows(whole(records)))
+        return web.json_response(rows, dumps=partial(json.dumps, default=str))
+
+    async def _close(self, session: Session, body: Json) -> web.Response:
+        if not isinstance(body.get("harness_exited"), bool):
+            raise Refused(400, "key 'harness_exited' must be true (the harness ended by itself) or false")
+        await session.close(body["harness_exited"])
         # Its listeners' connections may take a moment to end; nobody waits for that.
         task = asyncio.create_task(self.gate.release(session.config.episode_id))
         self._closing.add(task)
@@ -165,19 +244,16 @@ async def _readable(conn: socket.socket) -> None:
         loop.remove_reader(conn)
 
 
-async def _json(request: web.Request) -> Json:
+async def _json(request: web.BaseRequest) -> Json:
+    """A request's body; none is an empty object."""
     try:
-        body = json.loads(await request.read())
+        body = json.loads(await request.read() or b"{}")
     except ValueError as e:
-        raise web.HTTPBadRequest(text=f"the body is not JSON: {e}") from None
+        raise Refused(400, f"the body is not JSON: {e}") from None
     if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="the body must be a JSON object")
+        raise Refused(400, "the body must be a JSON object")
     return body
 
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
-
-
-def _missing(request: web.Request) -> web.Response:
-    return _error(404, f"there is no session {request.match_info['id']!r}")

@@ -4,7 +4,8 @@ A record that `append` returned from survives kill -9 (it is in the kernel's pag
 survive the machine. Records, by their key `record`:
 
 - open: a session began (episode_id, policy_version, sampling, limits, model, context_window, time).
-- call: an answered call (call, dialect, request, tokens, logprobs, policy_version, ...; see server.py).
+- call: an answered call (call, dialect, request, tokens, logprobs, policy_version, ...; see session.py). It is stored
+  as what it adds to an earlier one (`deltas`), and `read` gives it whole.
 - failure: a request that got no answer (refused upstream, hung up, or given up), with its reason.
 - delivery: the answer's body went out whole (call, state `sent`).
 - close: the session was sealed (harness_exited, budget_exhausted, policy_failed).
@@ -12,13 +13,15 @@ survive the machine. Records, by their key `record`:
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from openforge.proxy.calls import REDACTED, Json
+from openforge.proxy.deltas import Whole
+from openforge.proxy.fastjson import dumps, loads
 
 
 class JournalError(RuntimeError):
@@ -35,17 +38,22 @@ class Journal:
         self._end = 0
         self._dirty = False
 
-    def append(self, record: Json, hide: str = "") -> tuple[int, int]:
+    def append(self, record: Json, more: Mapping[str, bytes] | None = None, hide: str = "") -> tuple[int, int]:
         """Write one record with one write(2); returns its (offset, length) in the file.
 
         Args:
+            more: further fields, their values as JSON.
             hide: a secret of URL-safe characters, which the file shows as `REDACTED` instead.
 
         Raises:
             JournalError: it could not be written whole; the file then ends with the record before it.
         """
-        text = json.dumps(record, separators=(",", ":"))
-        line = (text.replace(hide, REDACTED) if hide else text).encode() + b"\n"
+        line = dumps(record)
+        if more:
+            line = b",".join([line[:-1], *(b'"%b":%b' % (k.encode(), v) for k, v in more.items())]) + b"}"
+        if hide:
+            line = line.replace(hide.encode(), REDACTED.encode())
+        line += b"\n"
         try:
             written = os.write(self._fd, line)
         except OSError as e:
@@ -76,22 +84,50 @@ class Journal:
 
 
 def read(folder: Path) -> list[Json]:
-    """All records of a folder's journals, oldest file first.
+    """All records of a folder's journals, oldest file first, calls whole; their prompt ids are array("i").
 
     A last line without an end is what a killed process was writing: its answer never left, so it is dropped.
 
     Raises:
         JournalError: any other line that is no record, with file and line.
     """
-    return [r for path in sorted(folder.glob("*.jsonl")) for r in _read(path)]
+    return [r for path in sorted(folder.glob("*.jsonl")) for r in _whole(_lines(path), str(path))]
 
 
-def _read(path: Path) -> list[Json]:
+def stored(folder: Path) -> dict[str, list[Json]]:
+    """The records by episode_id as they are stored, each group in the order written, for `whole`.
+
+    Whole records of many episodes at once would fill the memory. The errors are those of `read`.
+    """
+    return by_episode([r for path in sorted(folder.glob("*.jsonl")) for r in _lines(path)])
+
+
+def whole(records: Iterable[Json]) -> list[Json]:
+    """Stored records of one episode in the form of `read`.
+
+    Raises:
+        JournalError: a call stands on another one that is not among them.
+    """
+    return _whole(records, "the journal")
+
+
+def _whole(records: Iterable[Json], where: str) -> list[Json]:
+    made, found = Whole(), []
+    for i, r in enumerate(records, 1):
+        try:
+            found.append(made.add(r))
+        except (ValueError, KeyError, TypeError, IndexError) as e:
+            told = f"record {i} (call {r.get('call')} of episode {r['episode_id']})"
+            raise JournalError(f"{where}, {told} cannot be made whole; the file was altered or damaged") from e
+    return found
+
+
+def _lines(path: Path) -> list[Json]:
     records = []
     *lines, _torn = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
         try:
-            record: Any = json.loads(line)
+            record: Any = loads(line)
         except ValueError:
             record = None
         if not isinstance(record, dict) or "record" not in record or "episode_id" not in record:

@@ -4,74 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
+import os
 import time
-import uuid
+from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from openforge.proxy import wire
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
+from openforge.proxy.deltas import Deltas
+from openforge.proxy.fastjson import dumps
 from openforge.proxy.journal import Journal, JournalError
+from openforge.proxy.opening import Config
 from openforge.proxy.upstream import PolicyFailed, Upstream
 
 # 404 ends a harness at once: mini-swe-agent sleeps and retries through any 400, 403 and 429, up to ten times.
 FINAL = 404
 # A shorter secret could be a word of the record itself; the engine's have 32 characters.
 HIDDEN_LEAST = 16
+# Answered calls whose answer is kept for a client that sends its request again. Each sends one at a time, and at once.
+KEPT_ANSWERS = 32
+# Seconds that a session which closes gives its answers to go out.
+OUT_SECONDS = 1.0
 # What clients expect; others are recorded as told, and shown to the harness as what they amount to.
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "abort")
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a session is opened with (the body of POST /sessions).
-
-    Attributes:
-        secret: the API key of the harness.
-        sampling: fields of tables.SAMPLING, sent with every call.
-        turns, tokens: budgets in answered calls and sampled tokens; None for none.
-        deadline_seconds: seconds from now within which the policy server may be asked.
-        policy_version: version that answers, recorded with every call.
-        model: name that the policy server knows it by.
-        context_window: tokens of prompt and response together.
-        seed: of the episode's sampling; None where the policy server is not told one.
-    """
-
-    episode_id: str
-    secret: str = field(repr=False)
-    sampling: Json
-    turns: int | None
-    tokens: int | None
-    deadline_seconds: float
-    policy_version: str
-    model: str
-    context_window: int
-    seed: int | None = None
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any], model: str) -> Config:
-        """Raises `ValueError` with one sentence that names the key."""
-        keys = ("episode_id", "secret", "sampling", "deadline_seconds", "policy_version", "context_window")
-        for key in keys:
-            if not body.get(key):
-                raise ValueError(f"key {key!r} is required to open a session")
-        limits = body.get("limits") or {}
-        return cls(
-            episode_id=str(body["episode_id"]),
-            secret=str(body["secret"]),
-            sampling=dict(body["sampling"]),
-            turns=limits.get("turns"),
-            tokens=limits.get("tokens"),
-            deadline_seconds=float(body["deadline_seconds"]),
-            policy_version=str(body["policy_version"]),
-            model=str(body.get("model") or model),
-            context_window=int(body["context_window"]),
-            seed=None if body.get("seed") is None else int(body["seed"]),
-        )
 
 
 @dataclass
@@ -105,11 +63,16 @@ class Wait:
     Attributes:
         begun, ended: time.monotonic(); `ended` is None while the call is asked.
         trouble: what the latest try failed with, None while none did.
+        lost: seconds that went by before the latest try.
     """
 
     begun: float
     ended: float | None = None
     trouble: str | None = None
+    lost: float = 0.0
+
+    def failed(self, why: str) -> None:
+        self.trouble, self.lost = why, time.monotonic() - self.begun
 
 
 @dataclass
@@ -128,12 +91,17 @@ class Session:
     response_tokens: int | None = 0
     sent: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
+    _sealed: bool = False
+    _closing: asyncio.Task[None] | None = None
+    _out: asyncio.Event | None = None
     _arrivals: int = 0
     _latest: dict[str, Generation] = field(default_factory=dict)
     _running: set[asyncio.Task[Call]] = field(default_factory=set)
     _waits: dict[int, Wait] = field(default_factory=dict)
     _outage: float = 0.0
-    _places: list[tuple[int, int]] = field(default_factory=list)
+    # Offset and length of each record.
+    _places: array[int] = field(default_factory=lambda: array("q"))
+    _deltas: Deltas = field(default_factory=Deltas)
 
     def __post_init__(self) -> None:
         c = self.config
@@ -182,8 +150,17 @@ class Session:
         task = asyncio.create_task(self._generate(call, draw, request, time.time()))
         self._running.add(task)
         task.add_done_callback(self._ended)
+        # Where the key is there already, its place in the order would stay the first one's.
+        self._latest.pop(request.sha256, None)
         self._latest[request.sha256] = generation = Generation(call, draw, task)
+        self._forget()
         return generation
+
+    def _forget(self) -> None:
+        """Drop the oldest answers beyond `KEPT_ANSWERS`; whoever waits for a call has it from `generation`."""
+        for key in list(self._latest)[: max(0, len(self._latest) - KEPT_ANSWERS)]:
+            if self._latest[key].task.done():
+                del self._latest[key]
 
     def _ended(self, task: asyncio.Task[Call]) -> None:
         self._running.discard(task)
@@ -197,7 +174,7 @@ class Session:
         if self.policy_failed:
             raise Refusal(FINAL, "policy_failed", "the policy has failed for this episode")
         for limit, used, what in (
-            (turns, len(self.sent | self.open), "turns"),
+            (turns, len(self.sent) + len(self.open), "turns"),
             (tokens, self.response_tokens, "tokens"),
         ):
             if limit is not None and used is not None and used >= limit:
@@ -220,13 +197,16 @@ class Session:
         wait = self._waits[call] = Wait(begun)
         try:
             answer = await self.upstream.complete(
-                body, self.deadline, self.config.context_window, partial(setattr, wait, "trouble")
+                body,
+                self.deadline,
+                self.config.context_window,
+                wait.failed,
+                self.config.episode_id,
             )
             self.refuse_if_closed()
             self._answered(wait)
             self._count(answer)
-            latency, sampling = time.monotonic() - begun, {**self.config.sampling, "max_tokens": most}
-            self._record(call, request, arrived, latency, sampling, answer)
+            self._record(call, request, arrived, time.monotonic() - begun, most, answer)
         except (PolicyFailed, JournalError) as e:
             self.policy_failed = self.policy_failed or str(e)
             self._failed(call, arrived, str(e))
@@ -245,12 +225,11 @@ class Session:
         used = self.response_tokens
         if answer.finish_reason == "length" and self.config.tokens is not None and (used or 0) >= self.config.tokens:
             self.budget_exhausted = True
-        return Call(call, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), _shown(answer, request))
+        return Call(call, f"chatcmpl-{os.urandom(16).hex()}", int(time.time()), _shown(answer, request))
 
     def _answered(self, wait: Wait) -> None:
         """The policy answers: what was given up before had other reasons, but the time lost to failures is lost."""
-        if wait.trouble is not None:
-            self._outage += time.monotonic() - wait.begun
+        self._outage += wait.lost
         self._waits = {call: w for call, w in self._waits.items() if w.ended is None}
 
     def _count(self, answer: Answer) -> None:
@@ -265,8 +244,11 @@ class Session:
 
     # ---- the record -----------------------------------------------------------------------------
     def _record(
-        self, call: int, request: Request, arrived: float, latency: float, sampling: Json, answer: Answer
+        self, call: int, request: Request, arrived: float, latency: float, max_tokens: int, answer: Answer
     ) -> None:
+        """A call's whole record has the request's messages and tools, the answer's ids and logprobs, and what the
+        session was opened with: policy_version, and sampling with this max_tokens."""
+        prompt, response = answer.prompt_token_ids, answer.response_token_ids
         self._write(
             {
                 "record": "call",
@@ -275,20 +257,15 @@ class Session:
                 "model": request.model,
                 "arrived": arrived,
                 "latency": latency,
-                "policy_version": self.config.policy_version,
-                "sampling": sampling,
+                "max_tokens": max_tokens,
                 "asked": {**request.forwarded, "max_tokens": request.max_tokens, "stream": request.stream},
                 "retry": request.retry,
                 "body_sha256": request.sha256,
-                "messages": request.messages,
-                "tools": request.tools,
                 "response": answer.message,
                 "finish_reason": answer.finish_reason,
                 "usage": answer.usage,
-                "prompt_token_ids": answer.prompt_token_ids,
-                "response_token_ids": answer.response_token_ids,
-                "logprobs": answer.logprobs,
-            }
+            },
+            self._deltas.fields(call, request.messages, request.tools, prompt, response, answer.logprobs),
         )
         self.calls += 1
 
@@ -303,29 +280,46 @@ class Session:
 
     def delivered(self, call: int) -> None:
         """The answer's body went out whole."""
-        self.open.discard(call)
-        if not self.closed and call not in self.sent:
+        if not self._sealed and call not in self.sent:
             self.sent.add(call)
             self._write({"record": "delivery", "call": call, "state": "sent", "time": time.time()})
+        self.undelivered(call)
 
     def undelivered(self, call: int) -> None:
-        """Nobody took the answer: it is no turn, and a resend may still fetch it."""
+        """It is not on its way any more. Where nobody took it, it is no turn, and a resend may still fetch it."""
         self.open.discard(call)
+        if not self.open and self._out is not None:
+            self._out.set()
 
     async def close(self, harness_exited: bool) -> None:
         """Seal the session: running generations are aborted, later requests refused. Idempotent."""
-        if self.closed:
-            return
-        self.closed = True
+        if self._closing is None:
+            self.closed = True
+            self._closing = asyncio.create_task(self._close(harness_exited))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, harness_exited: bool) -> None:
         self.policy_failed = self.policy_failed or await self._absent(harness_exited)
         running = list(self._running)
         for task in running:
             task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._let_out()
+        self._sealed = True
         self._latest.clear()
         self.open.clear()
+        self._deltas = Deltas()
         end = {"budget_exhausted": self.budget_exhausted, "policy_failed": self.policy_failed}
         self._write({"record": "close", "time": time.time(), "harness_exited": harness_exited, **end})
-        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _let_out(self) -> None:
+        """Wait for answers that are being written: a client may have read one whole, and its harness ended, before
+        this process is told that the last byte went out."""
+        if self.open:
+            self._out = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OUT_SECONDS):
+                    await self._out.wait()
 
     async def _absent(self, harness_exited: bool) -> str | None:
         """Why it is the policy, not the agent, that came to nothing at the end; None if it is not.
@@ -335,19 +329,19 @@ class Session:
         for wait in self._waits.values():
             if wait.trouble is not None:
                 return f"the policy server was failing at the end: {wait.trouble}"
-        up = self.upstream
+        up, episode = self.upstream, self.config.episode_id
         if not harness_exited and self._outage >= up.patience:
             return f"the policy server was failing for {self._outage:.0f} s of the agent's time"
         # One that hangs takes the connection and says nothing; a slow one answers others, or at least one token.
-        waited = [(w.ended or time.monotonic()) - max(w.begun, up.answered) for w in self._waits.values()]
-        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model)) is not None:
+        waited = [(w.ended or time.monotonic()) - max(w.begun, up.heard(episode)) for w in self._waits.values()]
+        if waited and max(waited) >= up.patience and (told := await up.probe(self.config.model, episode)) is not None:
             return f"the policy server left a call without an answer for {max(waited):.0f} s: {told}"
         return None
 
-    def _write(self, record: Json) -> None:
+    def _write(self, record: Json, more: Mapping[str, bytes] | None = None) -> None:
         line = {"record": record["record"], "episode_id": self.config.episode_id, **record}
         secret = self.config.secret
-        self._places.append(self.journal.append(line, hide=secret if len(secret) >= HIDDEN_LEAST else ""))
+        self._places.extend(self.journal.append(line, more, secret if len(secret) >= HIDDEN_LEAST else ""))
 
     def state(self) -> Json:
         """The session's figures so far."""
@@ -363,9 +357,9 @@ class Session:
         }
 
     def summary(self) -> bytes:
-        """`state` and the session's records as JSON, copied from the journal without decoding them."""
-        head = json.dumps(self.state()).encode()
-        return head[:-1] + b', "records": [' + b",".join(self.journal.line(p) for p in self._places) + b"]}"
+        """`state` and the session's stored records as JSON, copied from the journal without decoding them."""
+        lines = map(self.journal.line, zip(self._places[::2], self._places[1::2], strict=True))
+        return dumps(self.state())[:-1] + b',"records":[' + b",".join(lines) + b"]}"
 
 
 def _shown(answer: Answer, request: Request) -> Answer:
@@ -383,7 +377,7 @@ def _alive(task: asyncio.Task[Call]) -> bool:
     return not task.done() or (not task.cancelled() and task.exception() is None)
 
 
-def _counted(told: Any, ids: list[int] | None) -> int | None:
+def _counted(told: Any, ids: array[int] | None) -> int | None:
     """Tokens by usage, else by ids; None where upstream told neither."""
     if isinstance(told, int) and not isinstance(told, bool):
         return told

@@ -31,6 +31,9 @@ OURS = ("model", "max_completion_tokens", *SAMPLED)
 _OFF = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 # Off at 0 everywhere, and refused by some models even there.
 _PENALTIES = ("presence_penalty", "frequency_penalty")
+# A seed of the harness's own could kill a vLLM on CPU that prefills in chunks. At most one tool call is a grammar there
+# (vLLM 0.32), and what a grammar forces has no log-probability of the policy's.
+_NOT_TO_VLLM = ("seed", "parallel_tool_calls")
 _MESSAGE = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call")
 
 
@@ -72,8 +75,7 @@ def _vllm(request: Request, model: str, sampling: Json, max_tokens: int) -> Json
         "model": model,
         "messages": request.messages,
         **({"tools": request.tools} if request.tools else {}),
-        # The harness's own could kill a vLLM on CPU that prefills in chunks.
-        **{k: v for k, v in request.forwarded.items() if k != "seed"},
+        **{k: v for k, v in request.forwarded.items() if k not in _NOT_TO_VLLM},
         **{k: sampling[k] for k in SAMPLED if sampling.get(k) is not None},
         "max_tokens": max_tokens,
         "stream": False,

@@ -72,14 +72,22 @@ class Gate:
     async def _ask(self) -> str | None:
         """None if the server samples a token, or at least reads the request; else what it does instead."""
         body = {"model": self._endpoint.model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
-        key, url = self._endpoint.api_key, self._endpoint.base_url
+        key = self._endpoint.api_key
         headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=not wire.is_loopback(url)) as http,
-                http.post(f"{url}/chat/completions", json=body) as r,
-            ):
-                return None if r.status < 500 else f"status {r.status}"
-        except (aiohttp.ClientError, OSError) as e:
-            return str(e) or f"no answer in {ASK_SECONDS:g} s"
+        problem: str | None = None
+        # One replica is enough.
+        for url in (self._endpoint.base_url, *self._endpoint.replicas):
+            try:
+                async with (
+                    aiohttp.ClientSession(
+                        timeout=timeout, headers=headers, trust_env=not wire.is_loopback(url)
+                    ) as http,
+                    http.post(f"{url}/chat/completions", json=body) as r,
+                ):
+                    if r.status < 500:
+                        return None
+                    problem = problem or f"status {r.status}"
+            except (aiohttp.ClientError, OSError) as e:
+                problem = problem or str(e) or f"no answer in {ASK_SECONDS:g} s"
+        return problem

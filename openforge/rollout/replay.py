@@ -86,7 +86,7 @@ def compare(record: Record, call: int, body: Mapping[str, Any], before: Sequence
         before: messages of the requests before this one, all as recorded, after their system texts.
     """
     row = record.calls[call]
-    system, messages = lineage.split_system(body["messages"])
+    system, messages = lineage.split_system(lineage.without_images(body["messages"]))
     tools = json.dumps(body["tools"], separators=(",", ":")) if body.get("tools") else None
     for what, now, digest in (("system text", system, row["system_sha256"]), ("tools", tools, row["tools_sha256"])):
         if (None if now is None else _sha256(now)) != digest:
@@ -170,7 +170,7 @@ class Upstream:
             if self.difference is None:
                 found = compare(self.record, call, body, self._before)
                 self.difference = None if found is None else (call + 1, found)
-                self._before.append(lineage.split_system(body["messages"])[1])
+                self._before.append(lineage.split_system(lineage.without_images(body["messages"]))[1])
                 self._told(f"request {call + 1}: " + ("as recorded" if found is None else f"differs at {found}"))
             return 200, completion(self.record.calls, call)
 

@@ -105,7 +105,7 @@ def evidence(episodes: Sequence[Row], partial: Partial) -> tuple[list[Row], list
     Raises:
         JournalError: the journal is damaged, or holds less than the episodes' rows or one of them twice.
     """
-    records = journal.by_episode(journal.read(partial.journal))
+    records = journal.stored(partial.journal)
     calls: list[Row] = []
     blobs: dict[str, Row] = {}
     for row in episodes:
@@ -118,7 +118,7 @@ def evidence(episodes: Sequence[Row], partial: Partial) -> tuple[list[Row], list
                 f"{row['episode_id']}, which had {row['turns']}: its files or {partial.records.name} were altered; "
                 f"remove {partial.folder} to run the shard anew"
             )
-        more, content = lineage.call_rows(mine)
+        more, content = lineage.call_rows(journal.whole(mine))
         calls += more
         blobs |= {b["sha256"]: b for b in content}
     return calls, list(blobs.values())

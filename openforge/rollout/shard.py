@@ -167,7 +167,7 @@ async def _run(
     backend = LocalBackend(partial.sandboxes, job.run, Owner.current(), watch.keep if watch else None)
     proxy = KeptProxy(
         lambda: start_proxy(
-            endpoint.base_url,
+            [endpoint.base_url, *endpoint.replicas],
             partial.journal,
             upstream_key=endpoint.api_key,
             api=endpoint.api,

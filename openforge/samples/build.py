@@ -214,7 +214,7 @@ def _samples(episode: _Episode, advantage: float | None, gamma: float) -> list[d
             "episode_id": e,
             "group_id": str(episode.row["group_id"]),
             "calls": m.calls,
-            "token_ids": m.token_ids,
+            "token_ids": m.token_ids.tolist(),
             "loss_mask": m.loss_mask,
             "logprobs": m.logprobs,
             # A row ends with a response, so its last token is its last trained one.

@@ -3,12 +3,14 @@ one row."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
-from openforge.proxy.lineage import prompt_ids
+from openforge.proxy.lineage import Prompts
 
 
 class SamplesError(ValueError):
@@ -17,11 +19,11 @@ class SamplesError(ValueError):
 
 @dataclass(frozen=True)
 class Merged:
-    """One training row before credit; lists have length L.
+    """One training row before credit; sequences have length L.
 
     Attributes:
         calls: indices of the calls whose responses are trained in it, in order.
-        token_ids: the last call's prompt and response.
+        token_ids: the last call's prompt and response, int32.
         lengths: tokens of each call's response, in the order of `calls`.
         loss_mask: 1 where a token is a response token of one of `calls`.
         logprobs: recorded log-probabilities there, 0 elsewhere.
@@ -31,7 +33,7 @@ class Merged:
 
     calls: list[int]
     lengths: list[int]
-    token_ids: list[int]
+    token_ids: array[int]
     loss_mask: list[int]
     logprobs: list[float]
     policy_versions: list[str]
@@ -62,10 +64,8 @@ def merge(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Merged], Counter[str]
         raise SamplesError(f"episode {rows[0]['episode_id']}: a call stands twice in the calls table")
     trainable = {c for c, r in calls.items() if r["trainable"]}
     dropped = Counter(str(r["reason"] or "not trainable") for r in rows if not r["trainable"])
-    prompts = {c: prompt_ids(rows, c) for c in trainable}
-    for c in sorted(trainable):
-        _check(calls[c], prompts[c])
     heads, following = _chains(calls, trainable)
+    prompts = Prompts(rows)
     return [_row(head, following, calls, prompts) for head in heads], dropped
 
 
@@ -93,30 +93,29 @@ def _check(row: Mapping[str, Any], prompt: Sequence[int]) -> None:
         raise SamplesError(f"{where}: its prompt has {row['prompt_tokens']} tokens, but {len(prompt)} are stored")
 
 
-def _row(
-    head: int,
-    following: Mapping[int, int],
-    calls: Mapping[int, Mapping[str, Any]],
-    prompts: Mapping[int, list[int]],
-) -> Merged:
+def _row(head: int, following: Mapping[int, int], calls: Mapping[int, Mapping[str, Any]], prompts: Prompts) -> Merged:
     chain = [head]
     while chain[-1] in following:
         chain.append(following[chain[-1]])
-    ids: list[int] = []
+    ids = array("i")
     mask: list[int] = []
     logprobs: list[float] = []
     for c in chain:
-        prompt, row = prompts[c], calls[c]
+        prompt, row = prompts.of(c), calls[c]
+        _check(row, prompt)
         # Never a blind slice: a prompt that is not the row so far and more is another conversation.
         if prompt[: len(ids)] != ids:
             raise SamplesError(
                 f"episode {row['episode_id']}, call {c}: its prompt does not extend call {row['parent']}, its parent"
             )
+        response = row["response_token_ids"]
         context = len(prompt) - len(ids)
-        response = list(row["response_token_ids"])
-        ids = prompt + response
-        mask += [0] * context + [1] * len(response)
-        logprobs += [0.0] * context + [float(p) for p in row["logprobs"]]
+        mask.extend(repeat(0, context))
+        mask.extend(repeat(1, len(response)))
+        logprobs.extend(repeat(0.0, context))
+        logprobs.extend(map(float, row["logprobs"]))
+        ids = prompt
+        ids.extend(response)
     versions = [str(calls[c]["policy_version"]) for c in chain]
     lengths = [len(calls[c]["response_token_ids"]) for c in chain]
     return Merged(chain, lengths, ids, mask, logprobs, versions, list(calls[chain[-1]]["images"] or ()))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from openforge import harnesses, tasks
 from openforge import plan as planning
-from openforge import tasks
 from openforge.config import Cell, EvalConfig, RunConfig
 from openforge.config_paths import last_finished
 from openforge.environments.claw_eval.folder import FolderError
@@ -71,7 +71,7 @@ class Jobs:
                 cell = self.cell(job)
                 server = policies.server(self.config, cell)
                 names |= set() if server.url else {f"serve-{server.device}"}
-                names.add({"mini_swe_agent": "harness-mini", "pi": "harness-pi"}[(cell or self.config).harness.name])
+                names |= set(harnesses.software_of((cell or self.config).harness.name))
             elif job.rule == "train" and isinstance(self.config, RunConfig):
                 names.add(f"train-{self.config.trainer.device}")
         return sorted(n for n in names if not (self.root / ".software" / n / "ready.json").exists())

@@ -243,6 +243,7 @@ def test_docs_are_written_checked_and_stale_ones_named(project, capsys):
         "docs/tables.md",
         "docs/config.md",
         "docs/statuses.md",
+        "docs/harnesses.md",
         "config/schema.json",
     ]
     assert cli.main(["docs"]) == 0
@@ -362,7 +363,7 @@ def test_tasks_check_of_the_working_directory(task_set, capsys, monkeypatch):
         assert checked(capsys, Path(".")) == (0, lines)
 
 
-@pytest.mark.parametrize("argv", [[], ["nope"], ["sql", "made"], ["config"], ["docs", "x"], ["sql", "a", "b", "--xml"]])
+@pytest.mark.parametrize("argv", [[], ["nope"], ["sql"], ["config"], ["docs", "x"], ["sql", "a", "b", "--xml"]])
 def test_wrong_usage_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as e:
         cli.main(argv)

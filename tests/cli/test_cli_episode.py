@@ -30,6 +30,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+NAMES = "mini_swe_agent, pi, codex, claude_code, openclaw, opencode, qwen_code, zeroclaw"
 GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random")
 
 
@@ -40,9 +41,14 @@ GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random
         (["--task", "none"], "--task none: there is no such task folder (a task's id needs --run RUN)"),
         (["--task", "config"], "config is no task folder: it holds no task.yaml"),
         (["--task", "bare"], "bare/task.yaml: key 'verifier' is required (a mapping)"),
-        (["--task", "good"], "--harness is needed, one of mini_swe_agent, pi, or --config RUN whose harness is taken"),
-        (["--task", "good", "--harness", "codex"], "there is no harness 'codex'; harnesses: mini_swe_agent, pi"),
+        (["--task", "good"], f"--harness is needed, one of {NAMES}, or --config RUN whose harness is taken"),
+        (["--task", "good", "--harness", "aider"], f"there is no harness 'aider'; harnesses: {NAMES}"),
         (["--task", "good", "--harness", "pi"], "--model is needed, or --config RUN whose model is taken"),
+        (
+            ["--task", "good", "--harness", "claude_code", "--model", "tiny-random"],
+            "claude_code begins with about 12215 tokens, but server.max_model_len is 2048; raise it, or take a harness "
+            "or options with a shorter prompt (docs/harnesses.md)",
+        ),
         ([*GOOD, "--harness-config", "none.yaml"], "--harness-config none.yaml: there is no such file"),
         (
             [*GOOD, "--harness", "pi", "--harness-config", "Snakefile"],

@@ -34,8 +34,13 @@ def test_two_models_of_one_endpoint_are_two_policies() -> None:
 
 def test_a_cells_own_server_keeps_the_suites_endpoint() -> None:
     cell = {"name": "a", "server": {"max_model_len": 99}}
-    config = suite(policy=URL, server={"model": "m", "api": "openai", "api_key_env": "K"}, cells=[cell])
+    config = suite(
+        policy=URL,
+        server={"model": "m", "api": "openai", "api_key_env": "K", "replicas": ["http://i/v1"]},
+        cells=[cell],
+    )
     server = policies.server(config, config.cells[0])
+    assert server.replicas == ["http://i/v1"]
     assert (server.url, server.model, server.api, server.api_key_env) == (URL, "m", "openai", "K")
     assert server.max_model_len == 99
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from openforge import harnesses
+from openforge import config, harnesses
 from openforge.harnesses import Ended
 
 ROOT = Path(__file__).parents[2]
+RECORDED = Path(__file__).parent / "recorded"
+PACKAGES = {
+    "pi": "@mariozechner/pi-coding-agent",
+    "codex": "@openai/codex-linux-x64",
+    "claude_code": "@anthropic-ai/claude-code-linux-x64",
+    "openclaw": "openclaw",
+    "opencode": "opencode-linux-x64",
+    "qwen_code": "@qwen-code/qwen-code",
+}
+BUILT = [n for n in harnesses.NAMES if harnesses.get(n).built]
+# What each printed, recorded from the version that is pinned; lines of no interest left out.
+PRINTED = ("pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code")
 
 
 def test_mini_is_given_the_documented_command_line(context: Any, tmp_path: Path) -> None:
@@ -74,14 +87,149 @@ def test_pi_end_is_read_from_its_events() -> None:
     assert pi.read_output(Ended(None, said), None).error is None
 
 
+# ---- configuration, as each harness's own documentation names it -------------------------------------------------
+def test_every_harness_can_be_named_in_a_configuration() -> None:
+    assert get_args(config.Harness.model_fields["name"].annotation) == harnesses.NAMES
+
+
+@pytest.mark.parametrize("name", harnesses.NAMES)
+def test_the_key_stands_in_no_file_and_no_command_line(name: str, context: Any) -> None:
+    harness, ctx = harnesses.get(name), context(api_key="the-key-of-it")
+    assert not [f for f, data in harness.files(ctx).items() if b"the-key-of-it" in data]
+    assert "the-key-of-it" not in " ".join(harness.argv(ctx))
+    assert "the-key-of-it" in harness.env(ctx).values()
+    told = [*harness.argv(ctx), (harness.stdin(ctx) or b"").decode()]
+    assert len([t for t in told if "Create the file a.txt." in t]) == 1
+
+
+def test_codex_reads_its_window_and_its_provider(context: Any, tmp_path: Path) -> None:
+    (tmp_path / "short.md").write_text("Be short.")
+    codex = harnesses.get("codex")
+    files = codex.files(context(context_window=32768, options={"instructions": "short.md"}))
+    told = tomllib.loads(files[".codex/config.toml"].decode())
+    assert (told["model"], told["model_provider"], told["model_context_window"]) == ("policy", "proxy", 32768)
+    assert told["model_auto_compact_token_limit"] == 28672
+    assert told["model_instructions_file"] == "/home/agent/.codex/instructions.md"
+    assert files[".codex/instructions.md"] == b"Be short."
+    provider = told["model_providers"]["proxy"]
+    assert provider["base_url"] == "http://127.0.0.1:8080/s/e1/v1" and provider["wire_api"] == "responses"
+    assert codex.env(context())[provider["env_key"]] == "secret-key"
+    assert told["analytics"] == {"enabled": False} and told["features"]["plugins"] is False
+    assert "model_instructions_file" not in tomllib.loads(codex.files(context())[".codex/config.toml"].decode())
+    assert codex.argv(context())[1] == "exec" and codex.argv(context())[-1] == "-"
+
+
+def test_claude_code_is_given_its_url_without_v1_and_both_keys(context: Any, tmp_path: Path) -> None:
+    (tmp_path / "short.md").write_text("Be short.")
+    claude = harnesses.get("claude_code")
+    ctx = context(options={"bare": True, "tools": "Bash,Read", "instructions": "short.md"}, turns=7)
+    env = claude.env(ctx)
+    assert env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080/s/e1"
+    assert env["ANTHROPIC_API_KEY"] == env["ANTHROPIC_AUTH_TOKEN"] == "secret-key"
+    assert claude.environment()["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    argv = claude.argv(ctx)
+    assert "--bare" in argv and argv[argv.index("--tools") + 1] == "Bash,Read"
+    assert argv[argv.index("--max-turns") + 1] == "7"
+    assert argv[argv.index("--system-prompt-file") + 1] == "/home/agent/instructions.md"
+    assert claude.files(ctx) == {"instructions.md": b"Be short."}
+    plain = claude.argv(context(turns=None))
+    assert not {"--bare", "--tools", "--max-turns", "--system-prompt-file"} & set(plain)
+
+
+def test_openclaw_speaks_responses_and_outlives_our_limit(context: Any) -> None:
+    claw = harnesses.get("openclaw")
+    told = json.loads(claw.files(context(context_window=32768, seconds=90.0))["openclaw.json"])
+    provider = told["models"]["providers"]["proxy"]
+    assert (provider["api"], provider["baseUrl"]) == ("openai-responses", "http://127.0.0.1:8080/s/e1/v1")
+    assert provider["models"][0]["contextWindow"] == 32768
+    assert told["agents"]["defaults"]["model"]["primary"] == "proxy/policy"
+    argv = claw.argv(context(seconds=90.0, options={"bare": True}))
+    assert argv[-1] == "--local-model-lean" and int(argv[argv.index("--timeout") + 1]) > 90
+
+
+def test_opencode_has_a_title_and_the_window(context: Any) -> None:
+    opencode = harnesses.get("opencode")
+    told = json.loads(opencode.files(context(context_window=8192, max_tokens=512))[".config/opencode/opencode.json"])
+    provider = told["provider"]["proxy"]
+    assert provider["models"]["policy"]["limit"] == {"context": 8192, "output": 512}
+    assert provider["options"]["baseURL"] == "http://127.0.0.1:8080/s/e1/v1"
+    assert (told["permission"], told["share"], told["autoupdate"]) == ("allow", "disabled", False)
+    assert "--title" in opencode.argv(context())
+
+
+def test_qwen_code_offers_the_tools_that_are_named(context: Any) -> None:
+    qwen = harnesses.get("qwen_code")
+    told = json.loads(
+        qwen.files(context(context_window=8192, options={"tools": "edit, read_file"}))[".qwen/settings.json"]
+    )
+    assert told["model"]["generationConfig"]["contextWindowSize"] == 8192
+    assert told["privacy"]["usageStatisticsEnabled"] is False and told["telemetry"]["enabled"] is False
+    assert "run_shell_command" in told["tools"]["disabled"] and "edit" not in told["tools"]["disabled"]
+    assert "tools" not in json.loads(qwen.files(context())[".qwen/settings.json"])
+    argv = qwen.argv(context(turns=7))
+    assert argv[argv.index("--max-session-turns") + 1] == "7"
+
+
+@pytest.mark.parametrize("name", ["codex", "claude_code", "qwen_code"])
+def test_missing_instructions_are_named(name: str, context: Any, tmp_path: Path) -> None:
+    harness, ctx = harnesses.get(name), context(options={"instructions": "no.md"})
+    with pytest.raises(harnesses.HarnessError, match=rf"harness.instructions: {tmp_path}/no.md does not exist"):
+        (harness.files(ctx), harness.argv(ctx))
+
+
+# ---- ends, as each harness printed them --------------------------------------------------------------------------
+SCRIPT_ENDS = "the script ends after 0 turns"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code", "error", "answer"),
+    [
+        *((n, "done", 0, None, "I am done.") for n in PRINTED),
+        ("pi", "failed", 0, SCRIPT_ENDS, ""),
+        ("codex", "failed", 1, SCRIPT_ENDS, None),
+        ("claude_code", "failed", 1, SCRIPT_ENDS, None),
+        ("opencode", "failed", 1, SCRIPT_ENDS, None),
+        ("qwen_code", "failed", 1, SCRIPT_ENDS, None),
+        ("openclaw", "failed", 1, "provider rejected the request schema", None),
+        ("claude_code", "limit", 1, None, ""),
+        ("qwen_code", "limit", 53, None, ""),
+    ],
+)
+def test_an_end_is_read_from_what_was_recorded(
+    name: str, kind: str, code: int, error: str | None, answer: str | None
+) -> None:
+    log = (RECORDED / f"{name}-{kind}.log").read_bytes()
+    harness = harnesses.get(name)
+    output = harness.read_output(Ended(code, log), None)
+    assert output.answer == answer
+    if error is None:
+        assert output.error is None
+    else:
+        assert output.error is not None and output.error.startswith(f"{name} ended with an error: ")
+        assert error in output.error
+    # Killed at our limit, it has made no error of its own.
+    killed = harness.read_output(Ended(None, log), None)
+    assert killed.error is None or kind == "failed"
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("log", [b"", b"\xff\xfe", b"{" * 5000, b"[1]\n{}\n", b'{"type": "result"}', b"null\n" * 3])
+def test_whatever_a_harness_prints_is_read(name: str, log: bytes) -> None:
+    output = harnesses.get(name).read_output(Ended(1, log), None)
+    assert output.error is not None and output.error.startswith(f"{name} ")
+
+
 def test_an_unknown_harness_is_named_with_those_that_exist() -> None:
-    with pytest.raises(harnesses.HarnessError, match="'codex'; harnesses: mini_swe_agent, pi"):
-        harnesses.get("codex")
+    with pytest.raises(
+        harnesses.HarnessError, match="'aider'; harnesses: mini_swe_agent, pi, codex, claude_code, openclaw"
+    ):
+        harnesses.get("aider")
 
 
-@pytest.mark.parametrize("name", ["mini_swe_agent", "pi"])
+@pytest.mark.parametrize("name", BUILT)
 def test_pins_are_exact_and_name_no_address(name: str) -> None:
     harness = harnesses.get(name)
+    assert harnesses.software_of(name) == [harness.software]
     pins = (ROOT / "envs" / f"{harness.software}.txt").read_text()
     lines = [line.split("#")[0].strip() for line in pins.splitlines()]
     assert all(
@@ -91,5 +239,9 @@ def test_pins_are_exact_and_name_no_address(name: str) -> None:
         assert f"mini-swe-agent=={harness.version}" in lines
         return
     lock = json.loads((ROOT / "envs" / harness.software / "package-lock.json").read_text())["packages"]
-    assert lock["node_modules/@mariozechner/pi-coding-agent"]["version"] == harness.version
-    assert all("integrity" in p and "resolved" not in p for key, p in lock.items() if key)
+    (wanted,) = lock[""]["dependencies"].values()
+    # Codex names its platform in the version of one package.
+    assert re.fullmatch(rf"(npm:@openai/codex@)?{re.escape(harness.version)}(-linux-x64)?", wanted)
+    assert lock[f"node_modules/{PACKAGES[name]}"]["version"] == wanted.removeprefix("npm:@openai/codex@")
+    # What a package carries inside is held by the package's own digest.
+    assert all(("integrity" in p or p.get("inBundle")) and "resolved" not in p for key, p in lock.items() if key)

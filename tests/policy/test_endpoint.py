@@ -90,3 +90,26 @@ async def test_the_key_comes_from_the_variable_named(stub: PlainStub, monkeypatc
 async def test_nobody_there_is_a_sentence() -> None:
     with pytest.raises(ServerError, match="cannot be reached"):
         await asyncio.to_thread(attach, Server(url="http://127.0.0.1:1/v1"), "none@x", SAID.append)
+
+
+async def test_sglang_is_known_by_its_list_of_models_too(stub: PlainStub) -> None:
+    stub.models = listed("m", owner="sglang", max_model_len=777, root="org/m")
+    one = await attached(stub)
+    assert (one.api, one.context_window) == ("vllm", 777)
+
+
+async def test_replicas_serve_the_same_model(stub: PlainStub) -> None:
+    stub.models = listed("m", owner="vllm", max_model_len=777)
+    other = PlainStub()
+    other.models = listed("m", owner="vllm", max_model_len=555)
+    await other.start()
+    dead = "http://127.0.0.1:9"
+    try:
+        one = await attached(stub, replicas=[f"{other.url}/", dead])
+        assert (one.base_url, one.replicas, one.context_window) == (stub.url, (other.url, f"{dead}/v1"), 555)
+        assert len(SAID) == 1 and SAID[0].startswith(f"server.replicas {dead}: {dead}/v1/models cannot be reached")
+        other.models = listed("n", owner="vllm")
+        with pytest.raises(ServerError, match=f"server.replicas: {other.url} does not list m, which {stub.url} serves"):
+            await attached(stub, replicas=[other.url])
+    finally:
+        await other.stop()

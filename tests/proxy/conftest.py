@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 from proxy_rig import Rig
 
 
@@ -18,3 +20,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
             yield made
         finally:
             await made.stop()
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """The proxy's own loop: what counts as written differs between loops."""
+    return {"uvloop": uvloop.new_event_loop}

@@ -13,8 +13,9 @@ from proxy_stub import Json, StubUpstream
 
 from openforge.proxy.journal import Journal, read
 from openforge.proxy.lineage import call_rows
+from openforge.proxy.opening import Config
 from openforge.proxy.server import Gate
-from openforge.proxy.session import Config, Session
+from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
 SECRET = "sk-episode"

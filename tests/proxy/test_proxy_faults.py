@@ -10,7 +10,7 @@ import time
 
 import pytest
 from aiohttp import web
-from proxy_rig import Rig, chat, error_code, events
+from proxy_rig import SECRET, Rig, assemble, chat, error_code
 from proxy_stub import Json, StubUpstream, completion, recorded
 
 RESENT = {"x-stainless-retry-count": "1"}
@@ -188,7 +188,7 @@ async def test_a_slow_answer_is_no_failure(rig: Rig) -> None:
         await asyncio.sleep(0)
     (wait,) = other._waits.values()
     wait.begun -= 0.2
-    other.upstream.patience, other.upstream.answered = 0.1, time.monotonic()
+    other.upstream.patience, other.upstream.replicas[0].answered = 0.1, time.monotonic()
     await other.close(harness_exited=False)
     await task
     assert other.policy_failed is None and len(rig.stub.bodies) == 3
@@ -276,22 +276,8 @@ async def test_hanging_up_a_stream_that_has_begun_aborts_too(rig: Rig) -> None:
 
 async def test_answer_that_was_not_read_whole_is_not_sent(rig: Rig) -> None:
     """The client takes the first bytes and hangs up; the rest fitted the proxy's buffer, not the kernel's."""
-    body = completion(chat("hi"), "x")
-    body["choices"][0]["message"]["content"] = "y" * 60_000
-    rig.stub.answers(200, body)
     session = rig.session(turns=1)
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    listener.setblocking(False)
-    await rig.gate.listen(listener)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.connect(listener.getsockname())
-    reader, writer = await asyncio.open_connection(sock=client, limit=1024)
-    data = json.dumps(chat("hi")).encode()
-    head = f"POST /s/e1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: {session.config.secret}\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
-    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    _, writer = await slow_reader(rig, "y" * 60_000)
     assert session.open == {0}, "the answer is on its way"
     writer.transport.abort()
     while session.open:
@@ -301,6 +287,45 @@ async def test_answer_that_was_not_read_whole_is_not_sent(rig: Rig) -> None:
     # The answer is kept: a resend fetches it.
     status, again = await rig.ask(chat("hi"), RESENT)
     assert (status, len(again) > 60_000, session.state()["turns"], len(rig.stub.bodies)) == (200, True, 1, 1)
+
+
+async def slow_reader(rig: Rig, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A harness that has the first line of an answer larger than the buffers between it and the proxy."""
+    body = completion(chat("hi"), "x")
+    body["choices"][0]["message"]["content"] = text
+    rig.stub.answers(200, body)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    listener.setblocking(False)
+    await rig.gate.listen(listener)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(listener.getsockname())
+    reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+    data = json.dumps(chat("hi")).encode()
+    head = f"POST /s/e1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: {SECRET}\r\nConnection: close\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    return reader, writer
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_an_answer_on_its_way_when_the_session_closes(rig: Rig, reads: bool) -> None:
+    """It counts if the client takes it whole; one that hangs up does not hold up the end."""
+    session = rig.session()
+    reader, writer = await slow_reader(rig, "y" * 200_000)
+    closing = asyncio.create_task(session.close(harness_exited=True))
+    while not session.closed:
+        await asyncio.sleep(0)
+    assert (await rig.ask(chat("more")))[0] == 409
+    if reads:
+        assert len(await reader.read(-1)) > 200_000
+    else:
+        writer.transport.abort()
+    await closing
+    writer.close()
+    assert [(r["delivery"], r["trainable"]) for r in rig.rows()] == [("confirmed" if reads else "generated", reads)]
+    assert [r["record"] for r in rig.records("close")] == ["close"]
 
 
 async def test_closing_aborts_and_seals(rig: Rig) -> None:
@@ -406,7 +431,7 @@ async def test_late_stream_keeps_alive_then_answers(rig: Rig) -> None:
         assert await r.content.readline() == b": keep-alive\n"
         rig.stub.hold.set()
         raw = await r.read()
-    assert events(raw.lstrip())[0]["choices"][0]["delta"]["content"] == "ok 1"
+    assert assemble(raw.lstrip())["message"] == {"role": "assistant", "content": "ok 1"}
     assert session.state()["turns"] == 1
 
 

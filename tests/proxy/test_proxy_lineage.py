@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proxy_rig import SAMPLING
 
 from openforge.proxy.lineage import REASONS, call_rows, prompt_ids
+from openforge.samples.merge import merge
 from openforge.tables import BLOBS, CALLS
 
 Json = dict[str, Any]
@@ -113,6 +114,52 @@ def test_any_history(calls: list[Json], data: st.DataObject) -> None:
     _threads_are_chains(rows)
 
 
+@given(rewritten_histories())
+@settings(max_examples=120, deadline=None)
+def test_any_history_merges_without_loss(calls: list[Json]) -> None:
+    """Every trainable call's (id, logprob) pairs stand in exactly one row, at their place in its exact history."""
+    calls = [{**c, "logprobs": [-(i + 1) / 64 - c["call"] for i in range(len(c["logprobs"]))]} for c in calls]
+    rows = rows_of(*calls)
+    merged, dropped = merge(rows)
+    trained = [c for c, r in zip(calls, rows, strict=True) if r["trainable"]]
+    assert sorted(n for m in merged for n in m.calls) == [c["call"] for c in trained]
+    assert dropped == Counter(r["reason"] for r in rows if r["reason"])
+    for m in merged:
+        whole = m.token_ids.tolist()
+        spans = []
+        for c in (calls[n] for n in m.calls):
+            prompt, sampled = c["prompt_token_ids"], c["response_token_ids"]
+            assert whole[: len(prompt) + len(sampled)] == prompt + sampled
+            at = slice(len(prompt), len(prompt) + len(sampled))
+            assert (m.logprobs[at], m.loss_mask[at]) == (c["logprobs"], [1] * len(sampled))
+            spans += range(at.start, at.stop)
+        assert len(spans) == len(set(spans)) == m.trained_tokens
+        assert len(whole) == len(m.loss_mask) == len(m.logprobs)
+        assert all(p == 0 for p, x in zip(m.logprobs, m.loss_mask, strict=True) if not x)
+
+
+@given(rewritten_histories(), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_arrival_decides_nothing_but_names(calls: list[Json], random: Any) -> None:
+    """Who extends whom, and why a call is not trained, is the same in any order."""
+    order = list(range(len(calls)))
+    random.shuffle(order)
+    again = rows_of(*[{**calls[was], "call": now} for now, was in enumerate(order)])
+    rows = rows_of(*calls)
+    for now, was in enumerate(order):
+        parent = again[now]["parent"]
+        assert again[now]["reason"] == rows[was]["reason"]
+        assert (None if parent is None else order[parent]) == rows[was]["parent"]
+
+
+def test_thousands_of_calls_that_share_a_long_prefix_are_related() -> None:
+    """All pairs compared would be 2 million comparisons of 4,000 ids."""
+    shared = list(range(4000))
+    rows = rows_of(*[call(n, [*shared, n], [5]) for n in range(2000)])
+    assert {r["prefix_len"] for r in rows[1:]} == {4000} and rows[0]["prefix_len"] == 0
+    assert all(r["parent"] is None and r["trainable"] for r in rows)
+
+
 def _threads_are_chains(rows: list[Json]) -> None:
     """Within a thread every call but one extends another call of it, and none is extended twice."""
     threads = {r["thread"] for r in rows} - {-1}
@@ -180,6 +227,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ({"finish_reason": "length"}, None),
         ({"asked": {"tool_choice": "auto", "response_format": {"type": "text"}}}, None),
         ({"prompt_token_ids": None}, "no_token_ids"),
+        ({"prompt_token_ids": [], "usage": {"prompt_tokens": 0, "completion_tokens": 2}}, "no_token_ids"),
         ({"response_token_ids": None}, "no_token_ids"),
         ({"policy_version": "none@http://h/v1"}, "foreign_policy"),
         ({"response_token_ids": [], "logprobs": []}, "empty"),

@@ -104,3 +104,57 @@ async def test_episodes_are_recorded_token_for_token(vllm: Server, tmp_path: Pat
         assert summary.response_tokens == sum(len(r["response_token_ids"]) for r in rows)
     # Sampling is the session's: at the temperature and with the seed that the harness asked for, all would agree.
     assert len({json.dumps(call_rows(s.records)[0][0]["response_token_ids"]) for _, s in found}) > 1
+
+
+async def test_other_dialects_are_recorded_token_for_token(vllm: Server, tmp_path: Path) -> None:
+    """Strict tools and at most one call are grammars to vLLM: not asked for, so that logprobs are the model's."""
+    schema = {"type": "object", "properties": {"cmd": {"type": "string"}}, "additionalProperties": False}
+    tool = {"name": "bash", "description": "run", "strict": True}
+    user = [{"role": "user", "content": [{"type": "text", "text": "list the files"}]}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (
+            "responses",
+            {
+                "input": "list the files",
+                "tools": [{"type": "function", "parameters": schema, **tool}],
+                "parallel_tool_calls": False,
+                "stream": True,
+            },
+        ),
+        (
+            "messages",
+            {
+                "messages": user,
+                "max_tokens": 9,
+                "tools": [{"input_schema": schema, **tool}],
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            },
+        ),
+        ("messages/count_tokens", {"messages": user, "tools": [{"input_schema": schema, **tool}]}),
+    ]
+    proxy = await start_proxy(f"http://127.0.0.1:{vllm.port}", tmp_path, upstream_key=vllm.api_key, port=0)
+    try:
+        await proxy.open_session(
+            "e",
+            secret=SECRET,
+            sampling=SAMPLING,
+            limits={"turns": None, "tokens": None},
+            deadline_seconds=300,
+            policy_version=vllm.version or "",
+            context_window=WINDOW,
+        )
+        async with aiohttp.ClientSession(headers={"x-api-key": SECRET}) as http:
+            for path, body in asked:
+                async with http.post(f"http://127.0.0.1:{proxy.port}/s/e/v1/{path}", json=body) as r:
+                    raw = await r.read()
+                    assert r.status == 200, raw
+        summary = await proxy.close_session("e", harness_exited=True)
+    finally:
+        await proxy.stop()
+    rows, _ = call_rows(summary.records)
+    assert [(r["dialect"], r["reason"]) for r in rows] == [("responses", None), ("messages", None)]
+    prompts = [prompt_ids(rows, r["call"]) for r in rows]
+    # The same conversation is the same prompt, and the count is that prompt's.
+    assert prompts[0] == prompts[1] and json.loads(raw) == {"input_tokens": len(prompts[0])}
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert row["logprobs"] == pytest.approx(rescored(vllm, prompt, row["response_token_ids"]), abs=1e-3)

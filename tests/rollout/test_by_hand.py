@@ -265,7 +265,7 @@ def test_a_replay_sends_the_same_requests_and_gets_the_same_verdict(
             {"agent": TALK.replace("said.append(ask([", "ask(history); said.append(ask(["), "judge": JUDGE + "#"},
             [
                 # What it was sent in place of a history that was shortened.
-                "requests: request 3 of 3 is the first that differs, at messages[3:][0][role], from character 0 on: "
+                "requests: request 3 of 3 is the first that differs, at messages[1:][0][role], from character 0 on: "
                 "recorded 'user', now 'assistant'",
                 "verdict: recorded completed, reward 0.5, passed, now policy_failed without a verdict",
             ],

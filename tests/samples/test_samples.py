@@ -24,7 +24,7 @@ from openforge.samples.reasons import REASONS, meaning
 def test_a_prompt_that_extends_prompt_and_response_continues_the_row() -> None:
     rows, dropped = merge([call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5], [6], parent=0, prefix=(0, 4))])
     assert [r.calls for r in rows] == [[0, 1]]
-    assert rows[0].token_ids == [1, 2, 3, 4, 5, 6]
+    assert rows[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert rows[0].loss_mask == [0, 0, 1, 1, 0, 1]
     assert rows[0].logprobs == pytest.approx([0, 0, -0.003, -0.004, 0, -1.006])
     assert not dropped
@@ -54,7 +54,7 @@ def test_counts_that_disagree_are_refused() -> None:
 def test_ids_are_taken_as_recorded_at_the_boundary() -> None:
     # Fault 3: tokenised again, 4 5 would be the one token 45; the recorded ids stand.
     rows, _ = merge([call(0, [1], [4]), call(1, [1, 4, 5], [6], parent=0, prefix=(0, 2))])
-    assert rows[0].token_ids == [1, 4, 5, 6]
+    assert rows[0].token_ids.tolist() == [1, 4, 5, 6]
 
 
 def test_siblings_are_rows_with_the_shared_prefix_as_context() -> None:
@@ -67,7 +67,7 @@ def test_siblings_are_rows_with_the_shared_prefix_as_context() -> None:
         ]
     )
     assert [r.calls for r in rows] == [[0, 1], [2, 3]]
-    assert rows[1].token_ids == [1, 2, 5, 6, 7, 8]
+    assert rows[1].token_ids.tolist() == [1, 2, 5, 6, 7, 8]
     assert rows[1].loss_mask == [0, 0, 0, 1, 0, 1]
 
 
@@ -99,7 +99,7 @@ def test_interleaved_agents_give_a_row_each_in_any_order(order: list[int]) -> No
         rows.append(call(name[slot], prompt, [200 + turn], parent=name[slot - 1] if turn else None))
     merged, _ = merge(sorted(rows, key=lambda r: r["call"]))
     assert len(merged) == 4
-    assert sorted(m.token_ids for m in merged) == [[100 + a, 200, 300, 201, 301, 202] for a in range(4)]
+    assert sorted(m.token_ids.tolist() for m in merged) == [[100 + a, 200, 300, 201, 301, 202] for a in range(4)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -132,8 +132,8 @@ def test_every_trainable_token_is_trained_exactly_once(data: st.DataObject) -> N
         (t, p) for c in trainable for t, p in zip(c["response_token_ids"], c["logprobs"], strict=True)
     )
     for m in merged:
-        assert m.token_ids == whole[m.calls[-1]]
-        assert all(m.token_ids[: len(whole[n])] == whole[n] for n in m.calls)
+        assert m.token_ids.tolist() == whole[m.calls[-1]]
+        assert all(m.token_ids[: len(whole[n])].tolist() == whole[n] for n in m.calls)
 
 
 # ---- credit -------------------------------------------------------------------------------------

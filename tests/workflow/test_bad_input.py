@@ -71,5 +71,7 @@ def test_a_wrong_task_ends_its_job_with_a_sentence(project: Path, tmp_path: Path
     done = snakemake(root, "results/mine/tasks.parquet")
     said = done.stdout + done.stderr
     assert done.returncode == 1 and "Traceback" not in said
-    assert f"error: tasks of mine: {root}/my_tasks/one/task.yaml: key 'verifier' is required (a mapping)" in said
+    told = f"error: tasks of mine: {root}/my_tasks/one/task.yaml: key 'verifier' is required (a mapping)"
+    # By the job, in its log, and once more behind what Snakemake has to say about it.
+    assert said.rindex(told) > said.rindex("Exiting because a job execution failed"), said
     assert not (root / "results" / "mine" / "tasks.parquet").exists()

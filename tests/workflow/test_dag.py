@@ -297,7 +297,7 @@ actor:
 trainer: {device: gpu, nproc_per_node: 2, max_actor_ckpt_to_keep: 3, keep_checkpoints: {last: 1, every: 3}}
 cells:
   - {name: heldout, n: 3, split: train, tasks: 1, harness: {name: pi}, sampling: {max_tokens: 9}, concurrency: 2,
-     limits: {turns: 3}, server: {max_model_len: 999, chat_template: config/templates/plain.jinja}}
+     limits: {turns: 3}, server: {max_model_len: 1999, chat_template: config/templates/plain.jinja}}
   - {name: command, n: 2, tasks: 1, at: last}
 """
 
