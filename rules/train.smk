@@ -27,6 +27,7 @@ def base_of(wildcards):
 rule train:
     input:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
+        report="results/{run}/samples/purpose=train/cell=train/iteration={k}/report.json",
         policy=trained_from,
         state=state_before,
         base=base_of,

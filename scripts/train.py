@@ -27,6 +27,7 @@ with job("train", snakemake) as j:  # noqa: F821
             metrics_out=str(Path(out.metrics).resolve()),
             config=config.model_dump(mode="json"),
             config_digest=typed.digest(config),
+            report=str(Path(paths.report).resolve()),
             base=str(Path(paths.base).resolve().parent) if paths.base else None,
         ),
         j.say,

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,12 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
-from openforge.config_training import Algorithm  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
 from openforge.samples.credit import ESTIMATORS  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
 from openforge.train.checks import check_samples  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
-from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
+from openforge.train.rows import Row, deal, permutations, row_of  # noqa: E402
 
 
 def say(line: str) -> None:
@@ -69,49 +67,6 @@ def start_processes() -> None:
     if device != "cpu":
         get_platform().set_device(int(os.environ["LOCAL_RANK"]))
     verl_cpu.register_engines()
-
-
-def credited(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Rows with the advantages of veRL's own estimator, over one row an episode, where the table leaves them to it.
-
-    Raises:
-        TrainError: the table has an advantage that is another than veRL's.
-    """
-    from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    firsts = episodes(rows)
-    rewards = torch.tensor([[r.reward] for r in firsts], dtype=torch.float64)
-    groups = np.array([r.group_id for r in firsts], dtype=object)
-    by_std = algorithm.norm_adv_by_std_in_grpo
-    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
-    found, _ = estimate(
-        token_level_rewards=rewards,
-        response_mask=torch.ones_like(rewards),
-        index=groups,
-        norm_adv_by_std_in_grpo=by_std,
-        config=AlgoConfig(norm_adv_by_std_in_grpo=by_std),
-    )
-    advantage = {r.episode_id: float(value) for r, value in zip(firsts, found[:, 0], strict=True)}
-    if firsts[0].advantages is None:
-        return [replace(r, advantages=np.full(len(r.mask), advantage[r.episode_id], np.float32) * r.mask) for r in rows]
-    # The last call of an episode has all of its advantage, the others a discounted one.
-    stored: dict[str, float] = {}
-    for r in rows:
-        stored[r.episode_id] = max(stored.get(r.episode_id, 0.0), *r.advantages.tolist(), key=abs)
-    within = ESTIMATORS[algorithm.adv_estimator].within
-    for row in firsts:
-        mates = torch.from_numpy((groups == row.group_id) | (within == "iteration"))
-        raw, its = rewards[mates], found[mates]
-        # Rewards stand in the table as float32: dividing by a small spread magnifies their rounding.
-        noise = 4e-7 * float(raw.abs().max() * (its.max() - its.min()) / (raw.max() - raw.min()))
-        if not abs(stored[row.episode_id] - advantage[row.episode_id]) <= 1e-6 + noise:
-            raise TrainError(
-                f"episode {row.episode_id} of group {row.group_id}: its advantage in the samples table is "
-                f"{stored[row.episode_id]:.6f}, but veRL's estimator {algorithm.adv_estimator} gives "
-                f"{advantage[row.episode_id]:.6f}; write the samples again"
-            )
-    return rows
 
 
 # Of veRL's figures on the correction: KL(sampler || trainer) by two estimators, the weights, and the share of them that
@@ -148,6 +103,8 @@ class Epoch:
         self.returns: dict[str, list[Any]] = {}
         estimator = ESTIMATORS[self.config.algorithm.adv_estimator]
         if not estimator.critic and estimator.within != "episode":
+            from openforge.train.advantages import credited
+
             self.rows = credited(self.rows, self.config.algorithm)
 
     def note(self, step: int, values: dict[str, float]) -> None:
@@ -402,6 +359,7 @@ def main(path: Path) -> None:
             "timing/old_log_probs": recomputed - loaded,
             "timing/steps": stepped - recomputed,
             "perf/peak_memory_gb": verl_cpu.peak_bytes() / 2**30,
+            **job.counted(),
         },
     )
     save(job, worker, epoch.critic, epoch.metrics)

@@ -36,6 +36,7 @@ class Job:
         config: the run's configuration, as `RunConfig.model_dump(mode="json")`.
         config_digest: digest of the configuration, kept in checkpoint.json.
         base: folder of checkpoint 0, where `needs_base` says that training reads it.
+        report: the samples' report.json, whose counts go into the metrics; None leaves them out.
     """
 
     run: str
@@ -49,11 +50,24 @@ class Job:
     config: dict[str, Any]
     config_digest: str
     base: str | None = None
+    report: str | None = None
 
     @property
     def typed(self) -> RunConfig:
         """The configuration, validated again."""
         return RunConfig.model_validate_json(json.dumps(self.config))
+
+    def counted(self) -> dict[str, float]:
+        """What became of the iteration's episodes, calls and groups, by metric: total, and dropped by reason."""
+        if self.report is None:
+            return {}
+        report = json.loads(Path(self.report).read_text())
+        counts: dict[str, float] = {}
+        for what in ("episodes", "calls", "groups"):
+            counts[f"samples/{what}"] = report[what]["total"]
+            dropped = {f"samples/dropped/{what}/{reason}": n for reason, n in report[what]["dropped"].items()}
+            counts |= dropped
+        return counts
 
     def write(self, path: Path) -> None:
         write_beside(path, json.dumps(asdict(self), indent=1) + "\n")

@@ -39,14 +39,17 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
     """
     trainer = job.typed.trainer
     check_kept(Path(job.checkpoint_in))
+    if job.base is not None:
+        check_kept(Path(job.base))
     tables.check_file(job.samples, tables.SAMPLES)
     if trainer.device == "gpu" and not machine.gpus():
         raise TrainError(machine.no_gpu("trainer.device is gpu"))
     if pq.read_metadata(job.samples).num_rows == 0:
         reason = "no sample to train on: every group was dropped"
         version = carry_over(job, reason)
-        row = {"iteration": job.iteration, "step": -1, "name": "training/rows", "value": 0.0}
-        tables.write_table(job.metrics_out, tables.METRICS, [row])
+        figures = {"training/rows": 0.0, **job.counted()}
+        rows = [{"iteration": job.iteration, "step": -1, "name": k, "value": float(v)} for k, v in figures.items()]
+        tables.write_table(job.metrics_out, tables.METRICS, rows)
         progress(f"iteration {job.iteration}: {reason}; {version} carries the weights on")
         return
     if job.state_in is not None:

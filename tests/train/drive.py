@@ -178,6 +178,8 @@ def config(
 def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig) -> Job:
     table = run / f"samples{k}.parquet"
     tables.write_table(table, tables.SAMPLES, samples)
+    counts = {"total": 5, "trained": 3, "dropped": {"zero_variance": 2}}
+    (run / "report.json").write_text(json.dumps(dict.fromkeys(("episodes", "calls", "groups"), counts)))
     return Job(
         run=run.name,
         iteration=k,
@@ -190,6 +192,7 @@ def job(run: Path, base: Path, k: int, samples: list[Json], settings: RunConfig)
         config=settings.model_dump(mode="json"),
         config_digest="d",
         base=str(base),
+        report=str(run / "report.json"),
     )
 
 
@@ -325,6 +328,8 @@ WATCHED = (
     "rollout_corr/rollout_is_ratio_fraction_high",
     "training/staleness",
     "training/rows_per_episode",
+    "samples/episodes",
+    "samples/dropped/groups/zero_variance",
 )
 
 
@@ -408,6 +413,7 @@ def verl_advantages(samples: list[Json]) -> Json:
     """veRL's estimator against the oracle with and without std, and the job's sentence for a wrong one."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+    from openforge.train.advantages import credited
     from openforge.train.rows import row_of
 
     reward = {s["episode_id"]: (s["rewards"][-1], s["group_id"]) for s in samples}
@@ -422,9 +428,9 @@ def verl_advantages(samples: list[Json]) -> Json:
         ours = advantages(samples, norm)
         worst = max(worst, *(abs(float(f) - ours[e]) for f, e in zip(found[:, 0], reward, strict=True)))
     rows = [row_of(s) for s in samples]
-    epoch.credited(rows, Algorithm())
+    credited(rows, Algorithm())
     try:
-        epoch.credited(rows, Algorithm(norm_adv_by_std_in_grpo=False))
+        credited(rows, Algorithm(norm_adv_by_std_in_grpo=False))
     except TrainError as e:
         return {"worst": worst, "refused": str(e)}
     return {"worst": worst, "refused": None}

@@ -71,7 +71,13 @@ def state(root: Path, k: int, version: str, world: int = 1) -> Path:
 def test_no_samples_carry_the_weights_on(tmp_path: Path) -> None:
     before = checkpoint_0(tmp_path)
     said: list[str] = []
-    launch.train(make_job(tmp_path, 1), said.append)
+    dropped = {
+        "episodes": {"total": 3, "trained": 0, "dropped": {"zero_variance": 2, "status: shard_lost": 1}},
+        "calls": {"total": 4, "trained": 0, "dropped": {}},
+        "groups": {"total": 1, "trained": 0, "dropped": {"zero_variance": 1}},
+    }
+    (tmp_path / "report.json").write_text(json.dumps(dropped))
+    launch.train(replace(make_job(tmp_path, 1), report=str(tmp_path / "report.json")), said.append)
     after = tmp_path / "checkpoints/0001"
     card = json.loads((after / "checkpoint.json").read_text())
     assert card["policy_version"] == f"1@{DIGEST}"
@@ -79,7 +85,15 @@ def test_no_samples_carry_the_weights_on(tmp_path: Path) -> None:
     assert os.stat(after / "model.safetensors").st_ino == os.stat(before / "model.safetensors").st_ino
     assert json.loads((before / "checkpoint.json").read_text())["iteration"] == 0
     metrics = tables.read_rows(tmp_path / "metrics1.parquet", tables.METRICS)
-    assert [(m["name"], m["value"]) for m in metrics] == [("training/rows", 0.0)]
+    assert {m["name"]: m["value"] for m in metrics} == {
+        "training/rows": 0.0,
+        "samples/episodes": 3.0,
+        "samples/calls": 4.0,
+        "samples/groups": 1.0,
+        "samples/dropped/episodes/zero_variance": 2.0,
+        "samples/dropped/episodes/status: shard_lost": 1.0,
+        "samples/dropped/groups/zero_variance": 1.0,
+    }
     assert said == [f"iteration 1: no sample to train on: every group was dropped; 1@{DIGEST} carries the weights on"]
     # A state without an optimizer is carried on in turn.
     launch.train(make_job(tmp_path, 2), said.append)

@@ -68,6 +68,7 @@ def test_two_chained_iterations_equal_the_oracle(driven: Json, case: str) -> Non
     assert 2 < found["actor/entropy"] < math.log(61)
     # Both iterations have samples of checkpoint 0.
     assert found["training/staleness"] == 1
+    assert (found["samples/episodes"], found["samples/dropped/groups/zero_variance"]) == (5, 2)
 
 
 def test_the_critic_is_trained_and_kept_in_the_state(driven: Json) -> None:

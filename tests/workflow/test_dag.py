@@ -161,6 +161,15 @@ def test_with_a_lag_two_cores_are_shared_whatever_training_asks_for(fresh: Path)
     assert found["train train 1"][0][1] + found["rollout train 2"][0][1] == 2
 
 
+@pytest.mark.parametrize("actor", ["{use_kl_loss: true}", "{model: {lora_rank: 4}}", "{}"])
+def test_checkpoint_0_is_an_input_where_training_reads_it(fresh: Path, actor: str) -> None:
+    found = jobs(fresh, "train_tiny", "--config", f"actor={actor}")
+    for k in (1, 2):
+        ((inputs, _),) = found[f"train train {k}"]
+        read = {int(c) for c in re.findall(r"checkpoints/(\d+)/", inputs)}
+        assert read == ({k - 1} if actor == "{}" else {0, k - 1})
+
+
 @pytest.mark.parametrize("lost", ["scores", "episodes"])
 def test_what_is_lost_of_a_finished_iteration_makes_none_anew(finished: Path, tmp_path: Path, lost: str) -> None:
     root = tmp_path / "clone"
