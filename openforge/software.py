@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from openforge.tables import write_beside
@@ -66,7 +67,8 @@ def build(name: str, root: Path | None = None) -> None:
 
     envs/<name>.txt holds every package with its exact version; it is installed with --no-deps, so that nothing else
     comes in. envs/<name>.hashed.txt, where there is one, follows: one hash makes pip demand hashes of a whole file.
-    A folder envs/<name>/ with package.json and package-lock.json is installed with the environment's node.
+    A folder envs/<name>/ with package.json and package-lock.json is installed with the environment's node. No package's
+    scripts run; what one needs to be whole is the script `complete` of our package.json.
 
     Raises:
         SoftwareError: pip or npm failed; the last lines of its output are in the message.
@@ -106,12 +108,10 @@ def _npm(python: Path, pins: Path, target: Path, name: str) -> None:
     cli = node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     # The wheel's own bin/npm is broken; npm is called through node.
     env = {**os.environ, "PATH": f"{node / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    _run(
-        [str(node / "bin" / "node"), str(cli), "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-        name,
-        target,
-        env,
-    )
+    npm = [str(node / "bin" / "node"), str(cli)]
+    _run([*npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], name, target, env)
+    with tempfile.TemporaryDirectory() as home:
+        _run([*npm, "run", "complete", "--if-present"], name, target, env | {"HOME": home})
 
 
 def _run(command: list[str], name: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
