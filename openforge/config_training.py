@@ -220,7 +220,8 @@ class Trainer(Section):
     """The training job (veRL's `trainer`)."""
 
     device: Literal["cpu", "gpu"] = Field(default="cpu", description="Which software environment and engine settings.")
-    nproc_per_node: Positive = Field(default=1, description="Processes that torchrun starts.")
+    nnodes: Positive = Field(default=1, description="Nodes; several are those of a SLURM job.")
+    nproc_per_node: Positive = Field(default=1, description="Processes a node that torchrun starts; one a GPU.")
     threads: Positive = Field(default=2, description="Threads a process.", json_schema_extra=only_if(device="cpu"))
     max_actor_ckpt_to_keep: Positive = Field(
         default=1, description="Optimizer states kept besides the newest; older ones become tombstones."
@@ -228,3 +229,8 @@ class Trainer(Section):
     keep_checkpoints: KeepCheckpoints | None = Field(
         default=None, description="Weights kept, the union of what is named; all of them without it."
     )
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self.nnodes * self.nproc_per_node

@@ -82,11 +82,12 @@ def check_state(state: Path, checkpoint: Path, config: RunConfig | None) -> None
         )
     if config is None or card["world_size"] == 0:
         return
-    if card["world_size"] != config.trainer.nproc_per_node:
-        raise TrainError(
-            f"the state in {state} was written by {card['world_size']} processes and loads on as many only; "
-            f"set trainer.nproc_per_node to {card['world_size']}"
-        )
+    trainer, world = config.trainer, int(card["world_size"])
+    if world != trainer.world_size:
+        right = f"set trainer.nproc_per_node to {world // trainer.nnodes}"
+        if world % trainer.nnodes:
+            right = f"set trainer.nnodes times trainer.nproc_per_node to {world}"
+        raise TrainError(f"the state in {state} was written by {world} processes and loads on as many only; {right}")
     if card.get("lora") != lora_of(config):
         raise TrainError(
             f"the state in {state} was trained with {_adapters(card.get('lora'))}, the configuration says "

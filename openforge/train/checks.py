@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from openforge.config_training import Trainer
 from openforge.policy.weights import read_checkpoint
 from openforge.train.job import Job, TrainError
 
@@ -51,6 +53,22 @@ def check_samples(job: Job, samples: Sequence[Mapping[str, Any]]) -> None:
                 f"{where} was sampled by {s['policy_version']}, but {folder} is {version}; remove the iteration's "
                 "episodes and run them again"
             )
+
+
+def check_device(trainer: Trainer, env: Mapping[str, str], gpus: int) -> None:
+    """Refuse a process without a GPU of its own where training is on GPUs; `env` is torchrun's, `gpus` are those that
+    torch sees.
+
+    Raises:
+        TrainError: names the process, its node, and what is missing.
+    """
+    local = int(env["LOCAL_RANK"])
+    if trainer.device == "gpu" and gpus <= local:
+        raise TrainError(
+            f"rank {env['RANK']} of {env['WORLD_SIZE']} (process {local + 1} of {trainer.nproc_per_node} on "
+            f"{platform.node()}) needs a GPU of its own, but torch sees {gpus} there; lower trainer.nproc_per_node, "
+            "run the job where there are as many GPUs, or set trainer.device: cpu"
+        )
 
 
 def vocabulary(checkpoint: Path) -> int:

@@ -40,11 +40,11 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
-from openforge.config_training import Algorithm  # noqa: E402
+from openforge.config_training import Algorithm, Trainer  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
 from openforge.samples.credit import ESTIMATORS  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
-from openforge.train.checks import check_samples  # noqa: E402
+from openforge.train.checks import check_device, check_samples  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
 from openforge.train.rows import Row, deal, episodes, permutations, row_of  # noqa: E402
 
@@ -55,8 +55,14 @@ def say(line: str) -> None:
         print(f"{PROGRESS}{line}", flush=True)
 
 
-def start_processes() -> None:
-    """The process group and veRL's registries. One process needs no port: its store is in memory."""
+def start_processes(trainer: Trainer) -> None:
+    """The process group and veRL's registries. One process needs no port: its store is in memory.
+
+    Raises:
+        TrainError: this process needs a GPU of its own and has none.
+    """
+    # Before veRL looks: where there is no GPU it would go on with the CPU platform.
+    check_device(trainer, os.environ, torch.cuda.device_count())
     from verl.plugin.platform import get_platform
 
     device = get_platform().device_name
@@ -366,7 +372,7 @@ def main(path: Path) -> None:
     """Run the job of a JSON file."""
     job = Job.read(path)
     torch.set_num_threads(job.typed.trainer.threads)
-    start_processes()
+    start_processes(job.typed.trainer)
     from openforge.train.worker import build
 
     # What was imported stays: collections need not walk through it again.

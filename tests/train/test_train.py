@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from openforge import tables
 from openforge.software import python_of
 from openforge.train import launch
-from openforge.train.job import Job
+from openforge.train.job import Job, TrainError
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -180,9 +181,34 @@ def launched(folder: Path, name: str, of: str = "bypass", **changes: Any) -> Job
     return job
 
 
-def test_two_processes_give_what_one_gives(driven: Json, folder: Path) -> None:
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SLURM job of two nodes, both of them this machine: mocks of srun and scontrol."""
+    mocks = {
+        "scontrol": 'echo "localhost localhost"',
+        "srun": """
+nodes=1 pids= failed=0
+while [ "${1#--}" != "$1" ]; do case $1 in --nodes=*) nodes=${1#*=};; esac; shift; done
+for _ in $(seq "$nodes"); do "$@" & pids="$pids $!"; done
+for pid in $pids; do wait "$pid" || failed=1; done
+exit $failed""",
+    }
+    for name, body in mocks.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "this[1-2]")
+    # It decides over the port.
+    monkeypatch.setenv("SLURM_JOB_ID", str(os.getpid()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.mark.parametrize("shape", [{"nproc_per_node": 2}, {"nnodes": 2}], ids=["one node", "two nodes"])
+def test_two_processes_give_what_one_gives(
+    driven: Json, folder: Path, two_nodes: None, shape: Json, request: pytest.FixtureRequest
+) -> None:
     said: list[str] = []
-    job = launched(folder, "two", trainer={"nproc_per_node": 2})
+    job = launched(folder, request.node.callspec.id, trainer=shape)
     launch.train(job, said.append)
     one, two = metrics(folder / "bypass/metrics1.parquet"), metrics(job.metrics_out)
     steps = [s for s in said if s.startswith("step ")]
@@ -229,3 +255,16 @@ def test_two_processes_give_what_one_gives_in_every_loss(driven: Json, folder: P
             # Sums cancel, so that what a loss is exact to goes by the largest.
             assert found == pytest.approx(expected, abs=1e-5 * max([1.0, *map(abs, expected)])), (case, name)
         assert two[0, "loss"] == pytest.approx(one[0, "loss"], rel=1e-6, abs=1e-6), case
+
+
+def test_a_rank_without_a_gpu_is_one_sentence(driven: Json, folder: Path) -> None:
+    job = launched(folder, "no-gpu", trainer={"device": "gpu"})
+    job.write(folder / "no-gpu.json")
+    trainer = job.typed.trainer
+    with pytest.raises(
+        TrainError, match=r"^rank 0 of 1 \(process 1 of 1 on .*\) needs a GPU of its own, but torch sees 0"
+    ):
+        launch._follow(
+            launch.command(python_of("train-cpu"), folder / "no-gpu.json", trainer), launch.environment(1), print
+        )
+    assert not Path(job.checkpoint_out).exists()
