@@ -148,9 +148,60 @@ class Model(Section):
     )
 
 
+class FSDP(Section):
+    """FSDP2 (veRL's `actor.fsdp_config`)."""
+
+    param_offload: bool = Field(default=False, description="Keep weights on the CPU while they are not used.")
+    optimizer_offload: bool = Field(default=False, description="Keep the optimizer on the CPU between its steps.")
+    offload_policy: bool = Field(
+        default=False, description="FSDP2's own: weights, gradients and optimizer live on the CPU."
+    )
+    reshard_after_forward: bool | None = Field(
+        default=None, description="Give up whole weights between forward and backward; NULL does on a GPU only."
+    )
+    fsdp_size: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Processes that share one copy of the weights; NULL is all of them."
+    )
+    ulysses_sequence_parallel_size: Positive = Field(
+        default=1, description="Processes that share a row's tokens, so that rows may be as many times longer."
+    )
+
+
+class Megatron(Section):
+    """Megatron-Core (veRL's `actor.megatron`)."""
+
+    tensor_model_parallel_size: Positive = Field(default=1, description="Processes that share each layer (TP).")
+    pipeline_model_parallel_size: Positive = Field(default=1, description="Stages that the layers are cut into (PP).")
+    context_parallel_size: Positive = Field(
+        default=1, description="Processes that share a row's tokens (CP), so that rows may be as many times longer."
+    )
+    expert_model_parallel_size: Positive = Field(
+        default=1, description="Processes that share the experts of a mixture (EP)."
+    )
+    expert_tensor_parallel_size: Positive | None = Field(
+        default=None, description="Processes that share each expert; NULL is as TP."
+    )
+    sequence_parallel: bool = Field(default=True, description="With TP: norms and dropout on a share of the tokens.")
+    use_distributed_optimizer: bool = Field(default=True, description="Share the optimizer over the replicas.")
+    param_offload: bool = Field(default=False, description="Keep weights on the CPU while they are not used.")
+    optimizer_offload: bool = Field(default=False, description="Keep the optimizer on the CPU between its steps.")
+    override_transformer_config: dict[str, bool | int | float | str] = Field(
+        default={}, description="Fields of Megatron's TransformerConfig, e.g. `moe_router_dtype: fp32`."
+    )
+
+
 class Actor(Section):
     """The policy's update (veRL's `actor_rollout_ref.actor`)."""
 
+    strategy: Literal["fsdp2", "megatron"] = Field(
+        default="fsdp2", description="Engine that shards the model; megatron on GPUs only."
+    )
+    fsdp_config: FSDP = Field(
+        default_factory=FSDP, description="Sharding by FSDP2.", json_schema_extra=only_if(strategy="fsdp2")
+    )
+    megatron: Megatron = Field(
+        default_factory=Megatron, description="Sharding by Megatron.", json_schema_extra=only_if(strategy="megatron")
+    )
     optim: Optim = Field(default_factory=Optim, description="Optimizer.")
     model: Model = Field(default_factory=Model, description="How the policy is trained.")
     ppo_mini_batch_size: Positive = Field(default=64, description="Training rows an optimizer step.")
@@ -193,6 +244,13 @@ class Actor(Section):
         default=True, description="Compute a prefix that several rows share once (CPU; exact to rounding)."
     )
     data_loader_seed: Seed = Field(default=1, description="Seed of the mini-batch permutation.")
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that a row may have: those of a micro-batch, on all processes that share a row."""
+        shared = self.megatron.context_parallel_size * self.fsdp_config.ulysses_sequence_parallel_size
+        # Only the engine that is used has keys.
+        return self.ppo_max_token_len_per_gpu * (shared if self.use_dynamic_bsz else 1)
 
 
 def _critic_optim() -> Optim:

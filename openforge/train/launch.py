@@ -18,6 +18,7 @@ from openforge.config_training import Trainer
 from openforge.policy.weights import check_kept
 from openforge.software import ROOT, python_of
 from openforge.train.checkpoint import carry_over, check_room, check_state, prune_states
+from openforge.train.checks import check_model
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError
 from openforge.train.slurm import torchrun_nodes
 
@@ -53,6 +54,7 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
         return
     if job.state_in is not None:
         check_state(Path(job.state_in), Path(job.checkpoint_in), job.typed)
+    check_model(job.typed, Path(job.checkpoint_in))
     check_room(job)
     python = python_of(f"train-{trainer.device}", root)
     out = Path(job.checkpoint_out)

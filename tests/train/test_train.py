@@ -203,12 +203,23 @@ exit $failed""",
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-@pytest.mark.parametrize("shape", [{"nproc_per_node": 2}, {"nnodes": 2}], ids=["one node", "two nodes"])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ({"trainer": {"nproc_per_node": 2}}, None),
+        # A copy of the weights in each process.
+        (
+            {"trainer": {"nnodes": 2}, "actor": {"fsdp_config": {"fsdp_size": 1}}},
+            {"strategy": "fsdp2", "fsdp_size": 1},
+        ),
+    ],
+    ids=["one node", "two nodes"],
+)
 def test_two_processes_give_what_one_gives(
-    driven: Json, folder: Path, two_nodes: None, shape: Json, request: pytest.FixtureRequest
+    driven: Json, folder: Path, two_nodes: None, shape: Json, layout: Json | None
 ) -> None:
     said: list[str] = []
-    job = launched(folder, request.node.callspec.id, trainer=shape)
+    job = launched(folder, f"two {len(shape)}", **shape)
     launch.train(job, said.append)
     one, two = metrics(folder / "bypass/metrics1.parquet"), metrics(job.metrics_out)
     steps = [s for s in said if s.startswith("step ")]
@@ -220,7 +231,13 @@ def test_two_processes_give_what_one_gives(
     assert two[0, "training/logprob_diff_max"] == pytest.approx(one[0, "training/logprob_diff_max"], abs=1e-5)
     state = json.loads(Path(job.state_out, "state.json").read_text())
     card = json.loads(Path(job.checkpoint_out, "checkpoint.json").read_text())
-    assert state == {"iteration": 1, "policy_version": card["policy_version"], "world_size": 2, "lora": None}
+    assert state == {
+        "iteration": 1,
+        "policy_version": card["policy_version"],
+        "world_size": 2,
+        "lora": None,
+        "layout": layout,
+    }
     assert sorted(p.name for p in Path(job.checkpoint_out).iterdir()) == [
         "checkpoint.json",
         "config.json",
