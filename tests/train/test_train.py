@@ -274,6 +274,34 @@ def test_two_processes_give_what_one_gives_in_every_loss(driven: Json, folder: P
         assert two[0, "loss"] == pytest.approx(one[0, "loss"], rel=1e-6, abs=1e-6), case
 
 
+def test_two_processes_that_are_one_replica_give_what_one_gives(driven: Json, folder: Path) -> None:
+    """With old log-probs computed anew, so that outputs of both kinds are gathered."""
+    job = launched(folder, "replica", of="recomputed")
+    job.write(folder / "replica.json")
+    python = str(python_of("train-cpu"))
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(HERE / "one_replica.py"), str(folder / "replica.json")],
+        env=launch.environment(1),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    one, two = metrics(folder / "recomputed/metrics1.parquet"), metrics(job.metrics_out)
+    for step in range(8):
+        for name in ("loss", "actor/pg_loss", "actor/pg_clipfrac", "training/rows", "perf/tokens"):
+            assert two[step, name] == pytest.approx(one[step, name], abs=1e-5), (step, name)
+        assert two[step, "grad_norm"] == pytest.approx(one[step, "grad_norm"], rel=1e-4)
+    for name in ("rollout_corr/kl", "rollout_corr/rollout_is_mean"):
+        assert two[-1, name] == pytest.approx(one[-1, name], abs=1e-6)
+    probes = [
+        json.loads((Path(p) / "probe.json").read_text())["logprobs"]
+        for p in (folder / "recomputed/checkpoints/0001", job.checkpoint_out)
+    ]
+    assert probes[1] == pytest.approx(probes[0], abs=1e-4)
+
+
 def test_a_rank_without_a_gpu_is_one_sentence(driven: Json, folder: Path) -> None:
     job = launched(folder, "no-gpu", trainer={"device": "gpu"})
     job.write(folder / "no-gpu.json")
