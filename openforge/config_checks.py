@@ -15,7 +15,7 @@ from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
-    from openforge.config_training import Actor, Optim, RewardKwargs
+    from openforge.config_training import FSDP, Actor, Megatron, Optim, RewardKwargs, Trainer
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
 _ON_POLICY = {
@@ -168,6 +168,7 @@ def training(config: RunConfig, label: str) -> None:
             f"{label}: key 'critic' has no effect while algorithm.adv_estimator is {estimator}; remove it or set gae"
         )
     memory(config.actor, label)
+    engine(config, label)
     keep = config.trainer.keep_checkpoints
     if keep is not None and keep.last is keep.every is keep.best is None:
         raise ConfigError(f"{label}: key 'trainer.keep_checkpoints' is empty; set last, every or best, or remove it")
@@ -203,6 +204,59 @@ def losses(actor: Actor, label: str) -> None:
         raise ConfigError(
             f"{label}: key 'actor.loss_scale_factor' is required while loss_agg_mode is seq-mean-token-sum-norm: "
             "without it a token would count by the longest row that happens to be beside it"
+        )
+
+
+def engine(config: RunConfig, label: str) -> None:
+    """Refuse an engine that cannot be cut over the processes, or that does not train what is asked for."""
+    actor, trainer = config.actor, config.trainer
+    if actor.strategy == "fsdp2":
+        _fsdp(actor.fsdp_config, trainer, label)
+        return
+    _megatron(actor.megatron, trainer, label)
+    if ESTIMATORS[config.algorithm.adv_estimator].critic:
+        raise ConfigError(
+            f"{label}: algorithm.adv_estimator {config.algorithm.adv_estimator} has a critic, which is trained with "
+            "actor.strategy fsdp2 only"
+        )
+    if actor.model.lora_rank:
+        raise ConfigError(f"{label}: adapters (actor.model.lora_rank) are trained with actor.strategy fsdp2 only")
+
+
+def _fsdp(fsdp: FSDP, trainer: Trainer, label: str) -> None:
+    where = f"{label}: key 'actor.fsdp_config"
+    for key in ("param_offload", "optimizer_offload", "offload_policy", "ulysses_sequence_parallel_size"):
+        if trainer.device == "cpu" and key in fsdp.model_fields_set:
+            raise ConfigError(f"{where}.{key}' has no effect while trainer.device is cpu; remove it")
+    if fsdp.offload_policy and (fsdp.param_offload or fsdp.optimizer_offload):
+        raise ConfigError(f"{where}.offload_policy' keeps all on the CPU; remove param_offload and optimizer_offload")
+    for key in ("fsdp_size", "ulysses_sequence_parallel_size"):
+        _divides(trainer, getattr(fsdp, key) or 1, f"actor.fsdp_config.{key}", label)
+
+
+def _megatron(megatron: Megatron, trainer: Trainer, label: str) -> None:
+    if trainer.device != "gpu":
+        raise ConfigError(f"{label}: actor.strategy megatron needs trainer.device: gpu; on CPUs take fsdp2")
+    tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+    where = f"{label}: key 'actor.megatron"
+    if "sequence_parallel" in megatron.model_fields_set and tp == 1:
+        raise ConfigError(f"{where}.sequence_parallel' has no effect while tensor_model_parallel_size is 1; remove it")
+    if megatron.expert_tensor_parallel_size is not None and megatron.expert_model_parallel_size == 1:
+        raise ConfigError(
+            f"{where}.expert_tensor_parallel_size' has no effect while expert_model_parallel_size is 1; remove it"
+        )
+    sizes = "tensor_model_parallel_size x pipeline_model_parallel_size x context_parallel_size"
+    _divides(trainer, tp * pp * megatron.context_parallel_size, f"actor.megatron: {sizes}", label)
+    expert = megatron.expert_model_parallel_size * (megatron.expert_tensor_parallel_size or tp)
+    sizes = "expert_model_parallel_size x expert_tensor_parallel_size x pipeline_model_parallel_size"
+    _divides(trainer, expert * pp, f"actor.megatron: {sizes}", label)
+
+
+def _divides(trainer: Trainer, size: int, what: str, label: str) -> None:
+    if trainer.world_size % size:
+        raise ConfigError(
+            f"{label}: {what} is {size}, which does not divide the {trainer.world_size} processes (trainer.nnodes "
+            f"{trainer.nnodes} x nproc_per_node {trainer.nproc_per_node})"
         )
 
 

@@ -12,7 +12,7 @@ from openforge.config_reading import condition, is_list, section, show
 
 def flatten(data: Any, where: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
-    if isinstance(data, dict):
+    if isinstance(data, dict) and (data or not where):
         items = [(f"{where}.{k}" if where else k, v) for k, v in data.items()]
     elif isinstance(data, list) and data and isinstance(data[0], dict):
         items = [(f"{where}[{i}]", v) for i, v in enumerate(data)]

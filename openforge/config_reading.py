@@ -275,6 +275,9 @@ def origins(model: BaseModel, given: Any, marks: Any, where: str = "") -> dict[s
             for i, item in enumerate(value):
                 sub = here[i] if isinstance(here, (list, tuple)) else {}
                 out |= origins(item, sub, mark[i] if isinstance(mark, list) else mark, f"{dotted}[{i}]")
+        elif isinstance(value, dict) and value:
+            given_marks = mark if isinstance(mark, Mapping) else dict.fromkeys(value, mark)
+            out |= {f"{dotted}.{k}": str(given_marks[k]) for k in value}
         else:
             out[dotted] = "default" if here is PydanticUndefined else str(mark)
     return out

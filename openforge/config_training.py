@@ -148,9 +148,60 @@ class Model(Section):
     )
 
 
+class FSDP(Section):
+    """FSDP2 (veRL's `actor.fsdp_config`)."""
+
+    param_offload: bool = Field(default=False, description="Keep weights on the CPU while they are not used.")
+    optimizer_offload: bool = Field(default=False, description="Keep the optimizer on the CPU between its steps.")
+    offload_policy: bool = Field(
+        default=False, description="FSDP2's own: weights, gradients and optimizer live on the CPU."
+    )
+    reshard_after_forward: bool | None = Field(
+        default=None, description="Give up whole weights between forward and backward; NULL does on a GPU only."
+    )
+    fsdp_size: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Processes that share one copy of the weights; NULL is all of them."
+    )
+    ulysses_sequence_parallel_size: Positive = Field(
+        default=1, description="Processes that share a row's tokens, so that rows may be as many times longer."
+    )
+
+
+class Megatron(Section):
+    """Megatron-Core (veRL's `actor.megatron`)."""
+
+    tensor_model_parallel_size: Positive = Field(default=1, description="Processes that share each layer (TP).")
+    pipeline_model_parallel_size: Positive = Field(default=1, description="Stages that the layers are cut into (PP).")
+    context_parallel_size: Positive = Field(
+        default=1, description="Processes that share a row's tokens (CP), so that rows may be as many times longer."
+    )
+    expert_model_parallel_size: Positive = Field(
+        default=1, description="Processes that share the experts of a mixture (EP)."
+    )
+    expert_tensor_parallel_size: Positive | None = Field(
+        default=None, description="Processes that share each expert; NULL is as TP."
+    )
+    sequence_parallel: bool = Field(default=True, description="With TP: norms and dropout on a share of the tokens.")
+    use_distributed_optimizer: bool = Field(default=True, description="Share the optimizer over the replicas.")
+    param_offload: bool = Field(default=False, description="Keep weights on the CPU while they are not used.")
+    optimizer_offload: bool = Field(default=False, description="Keep the optimizer on the CPU between its steps.")
+    override_transformer_config: dict[str, bool | int | float | str] = Field(
+        default={}, description="Fields of Megatron's TransformerConfig, e.g. `moe_router_dtype: fp32`."
+    )
+
+
 class Actor(Section):
     """The policy's update (veRL's `actor_rollout_ref.actor`)."""
 
+    strategy: Literal["fsdp2", "megatron"] = Field(
+        default="fsdp2", description="Engine that shards the model; megatron on GPUs only."
+    )
+    fsdp_config: FSDP = Field(
+        default_factory=FSDP, description="Sharding by FSDP2.", json_schema_extra=only_if(strategy="fsdp2")
+    )
+    megatron: Megatron = Field(
+        default_factory=Megatron, description="Sharding by Megatron.", json_schema_extra=only_if(strategy="megatron")
+    )
     optim: Optim = Field(default_factory=Optim, description="Optimizer.")
     model: Model = Field(default_factory=Model, description="How the policy is trained.")
     ppo_mini_batch_size: Positive = Field(default=64, description="Training rows an optimizer step.")
@@ -194,6 +245,13 @@ class Actor(Section):
     )
     data_loader_seed: Seed = Field(default=1, description="Seed of the mini-batch permutation.")
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that a row may have: those of a micro-batch, on all processes that share a row."""
+        shared = self.megatron.context_parallel_size * self.fsdp_config.ulysses_sequence_parallel_size
+        # Only the engine that is used has keys.
+        return self.ppo_max_token_len_per_gpu * (shared if self.use_dynamic_bsz else 1)
+
 
 def _critic_optim() -> Optim:
     return Optim(lr=1e-5)
@@ -220,7 +278,8 @@ class Trainer(Section):
     """The training job (veRL's `trainer`)."""
 
     device: Literal["cpu", "gpu"] = Field(default="cpu", description="Which software environment and engine settings.")
-    nproc_per_node: Positive = Field(default=1, description="Processes that torchrun starts.")
+    nnodes: Positive = Field(default=1, description="Nodes; several are those of a SLURM job.")
+    nproc_per_node: Positive = Field(default=1, description="Processes a node that torchrun starts; one a GPU.")
     threads: Positive = Field(default=2, description="Threads a process.", json_schema_extra=only_if(device="cpu"))
     max_actor_ckpt_to_keep: Positive = Field(
         default=1, description="Optimizer states kept besides the newest; older ones become tombstones."
@@ -228,3 +287,8 @@ class Trainer(Section):
     keep_checkpoints: KeepCheckpoints | None = Field(
         default=None, description="Weights kept, the union of what is named; all of them without it."
     )
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self.nnodes * self.nproc_per_node

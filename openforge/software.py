@@ -52,9 +52,9 @@ def python_of(name: str, root: Path | None = None) -> Path:
 
 
 def pins_digest(name: str, root: Path | None = None) -> str:
-    """SHA-256 over the pin files of `name`: envs/<name>.txt, <name>.hashed.txt and, for npm packages, envs/<name>/."""
+    """SHA-256 over the pin files of `name`: envs/<name>.txt, .hashed.txt, .source.txt, and envs/<name>/ for npm."""
     base = (root or ROOT) / "envs"
-    files = [base / f"{name}.txt", base / f"{name}.hashed.txt", *sorted((base / name).glob("*"))]
+    files = [*(base / f"{name}{kind}.txt" for kind in ("", ".hashed", ".source")), *sorted((base / name).glob("*"))]
     digest = hashlib.sha256()
     for f in files:
         if f.is_file():
@@ -67,6 +67,7 @@ def build(name: str, root: Path | None = None) -> None:
 
     envs/<name>.txt holds every package with its exact version; it is installed with --no-deps, so that nothing else
     comes in. envs/<name>.hashed.txt, where there is one, follows: one hash makes pip demand hashes of a whole file.
+    envs/<name>.source.txt is compiled against what is installed by then, torch above all.
     A folder envs/<name>/ with package.json and package-lock.json is installed with the environment's node. No package's
     scripts run; what one needs to be whole is the script `complete` of our package.json.
 
@@ -93,6 +94,10 @@ def build(name: str, root: Path | None = None) -> None:
         # Where the index serves torch's CUDA build, it cannot be imported without its nvidia packages; beside a CPU
         # build this finds everything in place.
         _run([str(python), "-m", "pip", "install", "--quiet", torch[0]], name)
+    source = base / "envs" / f"{name}.source.txt"
+    if source.exists():
+        flags = ["--quiet", "--no-deps", "--no-build-isolation"]
+        _run([str(python), "-m", "pip", "install", *flags, "-r", str(source)], name)
     npm = base / "envs" / name
     if (npm / "package.json").exists():
         _npm(python, npm, target / "npm", name)

@@ -1,4 +1,5 @@
 from openforge.train.job import needs_base
+from openforge.train.slurm import resources
 
 
 def trained_from(wildcards):
@@ -24,6 +25,11 @@ def base_of(wildcards):
     return settled(marker(wildcards.run, 0)) if needs_base(RUNS[wildcards.run]) else []
 
 
+def of_slurm(name):
+    """A resource of the training job, which only an executor of a cluster looks at."""
+    return lambda wildcards: resources(RUNS[wildcards.run].trainer)[name]
+
+
 rule train:
     input:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
@@ -44,5 +50,12 @@ rule train:
     wildcard_constraints:
         k=r"(?!0000)\d{4}",
     threads: training_cores
+    resources:
+        nodes=of_slurm("nodes"),
+        tasks=of_slurm("tasks"),
+        tasks_per_gpu=of_slurm("tasks_per_gpu"),
+        mpi=of_slurm("mpi"),
+        cpus_per_task=of_slurm("cpus_per_task"),
+        gres=of_slurm("gres"),
     script:
         "../scripts/train.py"

@@ -30,6 +30,7 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
     t.FilterGroups: ("groups",),
+    t.FSDP: ("fsdp",),
     c.KeepCheckpoints: ("keep",),
     t.OverlongBuffer: ("buffer",),
     t.RewardKwargs: ("kwargs",),

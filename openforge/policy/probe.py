@@ -47,7 +47,12 @@ def write_probe(model: Any, folder: Path) -> None:
         logprobs = torch.log_softmax(model(tokens).logits[0, :-1].float(), -1)
         scored = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
     model.train(was_training)
-    (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": scored}) + "\n")
+    keep_probe(folder, ids, scored)
+
+
+def keep_probe(folder: Path, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Write probe.json: ids (LENGTH) and logprobs (LENGTH - 1) of all but the first."""
+    (folder / "probe.json").write_text(json.dumps({"ids": list(ids), "logprobs": list(logprobs)}) + "\n")
 
 
 def read_probe(folder: Path) -> tuple[list[int], list[float]]:

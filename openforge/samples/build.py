@@ -84,7 +84,7 @@ def build(
         score = latest[str(e["episode_id"])]
         rows, dropped = merge(own) if own else ([], Counter())
         unused += dropped
-        kept = [m for m in rows if len(m.token_ids) <= config.actor.ppo_max_token_len_per_gpu]
+        kept = [m for m in rows if len(m.token_ids) <= config.actor.row_tokens]
         unused["row_too_long"] += sum(len(m.calls) for m in rows) - sum(len(m.calls) for m in kept)
         if not kept:
             lost["no_call" if not own else "row_too_long" if rows else "no_trainable_call"] += 1

@@ -18,11 +18,12 @@ from openforge.config import RunConfig
 from openforge.policy.weights import TOMBSTONE, read_checkpoint, write_checkpoint
 from openforge.samples.credit import ESTIMATORS
 from openforge.tables import write_beside
-from openforge.train.job import Job, TrainError, lora_of
+from openforge.train.job import Job, TrainError, layout_of, lora_of
 
 CARD = "checkpoint.json"
 STATE_CARD = "state.json"
 PROBE = "probe.json"
+ALL_WEIGHTS = "all weights (actor.model.lora_rank 0)"
 CRITIC = "critic"  # below a state's folder, where there is a critic
 
 
@@ -82,15 +83,21 @@ def check_state(state: Path, checkpoint: Path, config: RunConfig | None) -> None
         )
     if config is None or card["world_size"] == 0:
         return
-    if card["world_size"] != config.trainer.nproc_per_node:
+    trainer, world = config.trainer, int(card["world_size"])
+    if world != trainer.world_size:
+        right = f"set trainer.nproc_per_node to {world // trainer.nnodes}"
+        if world % trainer.nnodes:
+            right = f"set trainer.nnodes times trainer.nproc_per_node to {world}"
+        raise TrainError(f"the state in {state} was written by {world} processes and loads on as many only; {right}")
+    if card.get("layout") != layout_of(config):
         raise TrainError(
-            f"the state in {state} was written by {card['world_size']} processes and loads on as many only; "
-            f"set trainer.nproc_per_node to {card['world_size']}"
+            f"the state in {state} was cut as {_named(card.get('layout'), 'fsdp2')}, the configuration says "
+            f"{_named(layout_of(config), 'fsdp2')}; set actor back, or begin a run of another name"
         )
     if card.get("lora") != lora_of(config):
         raise TrainError(
-            f"the state in {state} was trained with {_adapters(card.get('lora'))}, the configuration says "
-            f"{_adapters(lora_of(config))}; set actor.model back, or begin a run of another name"
+            f"the state in {state} was trained with {_named(card.get('lora'), ALL_WEIGHTS)}, the configuration says "
+            f"{_named(lora_of(config), ALL_WEIGHTS)}; set actor.model back, or begin a run of another name"
         )
     if ESTIMATORS[config.algorithm.adv_estimator].critic and not (state / CRITIC / "config.json").exists():
         raise TrainError(
@@ -99,13 +106,13 @@ def check_state(state: Path, checkpoint: Path, config: RunConfig | None) -> None
         )
 
 
-def _adapters(lora: dict[str, Any] | None) -> str:
-    return "all weights (actor.model.lora_rank 0)" if lora is None else " ".join(f"{k} {v}" for k, v in lora.items())
+def _named(keys: dict[str, Any] | None, none: str) -> str:
+    return none if keys is None else " ".join(f"{k} {v}" for k, v in keys.items())
 
 
-def write_state_card(folder: Path, job: Job, version: str, world: int, lora: dict[str, Any] | None) -> None:
+def write_state_card(folder: Path, job: Job, version: str, world: int, **shape: Any) -> None:
     """state.json: whose state it is. `world` 0: there is none yet (nothing was ever trained)."""
-    card = {"iteration": job.iteration, "policy_version": version, "world_size": world, "lora": lora}
+    card = {"iteration": job.iteration, "policy_version": version, "world_size": world, **shape}
     write_beside(folder / STATE_CARD, json.dumps(card, indent=1) + "\n")
 
 
@@ -121,16 +128,17 @@ def carry_over(job: Job, reason: str) -> str:
     """
     source, target = Path(job.checkpoint_in), Path(job.checkpoint_out)
     before, after = None if job.state_in is None else Path(job.state_in), Path(job.state_out)
-    world, lora = 0, None
+    world, shape = 0, {"lora": None, "layout": None}
     if before is not None:
         check_state(before, source, None)
-        world, lora = world_size(before), json.loads((before / STATE_CARD).read_text()).get("lora")
+        card = json.loads((before / STATE_CARD).read_text())
+        world, shape = card["world_size"], {k: card.get(k) for k in shape}
     with folder_beside(after) as s, folder_beside(target) as c:
         _link(source, c, CARD)
         version = write_card(c, job, trained=False, reason=reason)
         if before is not None:
             _link(before, s, STATE_CARD)
-        write_state_card(s, job, version, world, lora)
+        write_state_card(s, job, version, world, **shape)
     return version
 
 
@@ -200,6 +208,8 @@ def check_room(job: Job) -> None:
     size = weights_size(Path(job.checkpoint_in))
     models = 2 if ESTIMATORS[job.typed.algorithm.adv_estimator].critic else 1
     state = STATE_SIZE * models + models - 1  # a critic's weights are in the state
+    if job.typed.actor.strategy == "megatron":
+        state += 2  # and so are the policy's, twice
     needs: dict[int, tuple[Path, int]] = {}
     for place, need in ((job.checkpoint_out, size), (job.state_out, state * size)):
         folder = Path(place).parent

@@ -96,7 +96,7 @@ def save(worker: TrainingWorker, state: Path | None, where: str | None, iteratio
     from safetensors.torch import save_file
 
     worker.save_checkpoint(None if where is None else f"{where}/{CRITIC}", global_step=iteration)
-    full = weights(worker)
+    full = weights(worker, keep=state is not None)
     if state is not None:
         save_file(full, state / CRITIC / "model.safetensors", metadata={"format": "pt"})
         worker.engine.module.config.save_pretrained(state / CRITIC)

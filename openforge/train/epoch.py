@@ -39,11 +39,12 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
-from openforge.policy.probe import write_probe  # noqa: E402
+from openforge.config_training import Trainer  # noqa: E402
+from openforge.policy.probe import keep_probe, probe_ids  # noqa: E402
 from openforge.samples.credit import ESTIMATORS  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
-from openforge.train.checks import check_samples  # noqa: E402
-from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
+from openforge.train.checks import check_device, check_samples, vocabulary  # noqa: E402
+from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, layout_of, lora_of  # noqa: E402
 from openforge.train.rows import Row, deal, permutations, row_of  # noqa: E402
 
 
@@ -53,8 +54,14 @@ def say(line: str) -> None:
         print(f"{PROGRESS}{line}", flush=True)
 
 
-def start_processes() -> None:
-    """The process group and veRL's registries. One process needs no port: its store is in memory."""
+def start_processes(trainer: Trainer) -> None:
+    """The process group and veRL's registries. One process needs no port: its store is in memory.
+
+    Raises:
+        TrainError: this process needs a GPU of its own and has none.
+    """
+    # Before veRL looks: where there is no GPU it would go on with the CPU platform.
+    check_device(trainer, os.environ, torch.cuda.device_count())
     from verl.plugin.platform import get_platform
 
     device = get_platform().device_name
@@ -85,12 +92,19 @@ def _spread(value: float, row: Row) -> Any:
     return torch.from_numpy((value * row.mask).astype(np.float32))
 
 
+def gathered(value: Any) -> list[Any]:
+    """What the processes that hold outputs of their replica have (the others: None), on every process."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, value)
+    return [p for p in parts if p is not None]
+
+
 class Epoch:
     """One process's view of the job: rows, worker, and the columns that go with each row."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.config = job, job.typed
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.world = dist.get_world_size()
         samples = tables.read_rows(job.samples, tables.SAMPLES)
         check_samples(job, samples)
         self.rows = [row_of(s) for s in samples]
@@ -112,11 +126,14 @@ class Epoch:
             {"iteration": self.job.iteration, "step": step, "name": k, "value": float(v)} for k, v in values.items()
         ]
 
-    def share(self, indices: list[int]) -> tuple[list[int], int]:
-        """This process's rows of a global batch, and how many of them (the last ones) only even out the
-        ranks."""
-        hands = deal(indices, self.lengths, self.world)
-        mine, most = hands[self.rank], max(map(len, hands))
+    def share(self, worker: Any, indices: list[int]) -> tuple[list[int], int]:
+        """The rows of a global batch that are this replica's, and how many of them (the last ones) only even out the
+        replicas."""
+        from openforge.train.worker import replica
+
+        mine_is, replicas = replica(worker)
+        hands = deal(indices, self.lengths, replicas)
+        mine, most = hands[mine_is], max(map(len, hands))
         if not self.config.actor.use_dynamic_bsz:
             # veRL cuts equal micro-batches only.
             most = -(-most // self.size) * self.size
@@ -169,12 +186,22 @@ class Epoch:
         """What the worker's weights give for all rows (`log_probs`, `values`), a tensor (R) a row, on every process."""
         from openforge.train.worker import infer
 
-        mine, _ = self.share(list(range(len(self.rows))))
-        parts: list[Any] = [None] * self.world
-        dist.all_gather_object(parts, dict(zip(mine, infer(worker, self.data(mine, 0, {}), output), strict=True)))
+        mine, _ = self.share(worker, list(range(len(self.rows))))
+        found = infer(worker, self.data(mine, 0, {}), output)
+        parts = gathered(None if found is None else dict(zip(mine, found, strict=True)))
         merged = {i: t for part in parts for i, t in part.items()}
         # Values between trained tokens are context: 0, as in the table.
         return [merged[i] * torch.from_numpy(self.rows[i].mask) for i in range(len(self.rows))]
+
+    def _step(self, worker: Any, data: Any, lengths: list[int], indices: list[int]) -> dict[str, float]:
+        """An optimizer step; its metrics, on every process."""
+        from openforge.train.worker import replica, step
+
+        values = step(worker, data, lengths, sum(self.rows[i].weight for i in indices))
+        if replica(worker)[1] < self.world:
+            values = gathered(values)[0]
+        assert values is not None
+        return values
 
     def _importance(self, old: list[Any]) -> list[Any]:
         from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -196,7 +223,7 @@ class Epoch:
 
     def steps(self, worker: Any, columns: dict[str, list[Any]]) -> None:
         """All optimizer steps of the iteration."""
-        from openforge.train.worker import step
+        from openforge.train.worker import replica
 
         actor = self.config.actor
         seed = (actor.data_loader_seed, self.job.iteration)
@@ -205,16 +232,16 @@ class Epoch:
         entropy = actor.entropy_coeff != 0.0 or self.config.trainer.device == "cpu"
         for n, indices in enumerate(plan):
             started, before = time.time(), _computed(worker)
-            mine, pad = self.share(indices)
+            mine, pad = self.share(worker, indices)
             data = self.data(mine, pad, columns, calculate_entropy=entropy)
-            hands = deal(indices, self.lengths, self.world)
+            hands = deal(indices, self.lengths, replica(worker)[1])
             lengths = [self.lengths[i] for hand in hands for i in hand]
-            values = step(worker, data, lengths, sum(self.rows[i].weight for i in indices))
+            values = self._step(worker, data, lengths, indices)
             trained = sum(int(self.rows[i].mask.sum()) for i in indices)
             self._finite(values, n, len(plan), indices)
             if self.critic is not None:
                 data = self.data(mine, pad, self.returns)
-                theirs = step(self.critic, data, lengths, sum(self.rows[i].weight for i in indices))
+                theirs = self._step(self.critic, data, lengths, indices)
                 self._finite(theirs, n, len(plan), indices)
                 values |= {k if k[:7] == "critic/" else f"critic/{k}": v for k, v in theirs.items() if k != "loss"}
             seconds = time.time() - started
@@ -262,7 +289,8 @@ def save(job: Job, worker: Any, values: Any, metrics: list[dict[str, Any]]) -> N
             checkpoint.copy_companions(Path(job.checkpoint_in), model)
             _parts(job, worker, values, state, model)
             version = checkpoint.write_card(model, job, trained=True)
-            checkpoint.write_state_card(state, job, version, dist.get_world_size(), lora_of(job.typed))
+            shape = {"lora": lora_of(job.typed), "layout": layout_of(job.typed)}
+            checkpoint.write_state_card(state, job, version, dist.get_world_size(), **shape)
         tables.write_table(job.metrics_out, tables.METRICS, metrics)
     dist.barrier()
 
@@ -283,13 +311,28 @@ def _parts(job: Job, worker: Any, values: Any, state: Path | None, model: Path) 
         from openforge.train import critic
 
         critic.save(values, state, where[0], job.iteration)
-    full, options = weights(worker), job.typed.actor.model
+    full, options = weights(worker, keep=state is not None), job.typed.actor.model
     if state is not None:
         if options.lora_rank:
             lora.save(worker.engine.module, full, state / lora.ADAPTER)
             full = lora.merged(full, options.lora_alpha / options.lora_rank)
         save_file(full, model / "model.safetensors", metadata={"format": "pt"})
-    write_probe(worker.engine.module, model)
+    ids = probe_ids(vocabulary(Path(job.checkpoint_in)))
+    keep_probe(model, ids, _scored(worker, ids))
+
+
+def _scored(worker: Any, ids: list[int]) -> list[float]:
+    """Log-probs that the worker's engine gives for a prompt's tokens after the first, on every process."""
+    from openforge.train.worker import batch, infer
+
+    ones: Any = np.ones(len(ids) - 1, np.float32)
+    row = Row("", "", "", np.asarray(ids, np.int64), ones.astype(np.int64), ones, ones, 0.0, 1.0, "")
+    # Every replica scores the same row.
+    limits = {"use_dynamic_bsz": True, "max_token_len_per_gpu": len(ids)}
+    data = batch([row], {}, 0, temperature=1.0, shared_prefix=False, entropy_grad=False, **limits)
+    found = infer(worker, data, "log_probs")
+    scored: list[float] = gathered(None if found is None else found[0].tolist())[0]
+    return scored
 
 
 def _base(job: Job) -> Path:
@@ -323,7 +366,7 @@ def main(path: Path) -> None:
     """Run the job of a JSON file."""
     job = Job.read(path)
     torch.set_num_threads(job.typed.trainer.threads)
-    start_processes()
+    start_processes(job.typed.trainer)
     from openforge.train.worker import build
 
     # What was imported stays: collections need not walk through it again.

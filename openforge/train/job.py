@@ -82,6 +82,17 @@ def needs_base(config: RunConfig) -> bool:
     return config.actor.use_kl_loss or config.actor.model.lora_rank > 0
 
 
+def layout_of(config: RunConfig) -> dict[str, Any] | None:
+    """How a state's shards are cut, beside the number of processes; None where every process has one of FSDP2's."""
+    actor = config.actor
+    if actor.strategy == "megatron":
+        sizes = {k: v for k, v in actor.megatron.model_dump().items() if k.endswith("_size")}
+        return {"strategy": "megatron", **sizes, "use_distributed_optimizer": actor.megatron.use_distributed_optimizer}
+    return (
+        None if actor.fsdp_config.fsdp_size is None else {"strategy": "fsdp2", "fsdp_size": actor.fsdp_config.fsdp_size}
+    )
+
+
 def lora_of(config: RunConfig) -> dict[str, Any] | None:
     """What makes an adapter that can be trained on: rank, alpha and target modules; None without LoRA."""
     model = config.actor.model.model_dump(mode="json", include={"lora_rank", "lora_alpha", "target_modules"})

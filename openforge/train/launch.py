@@ -14,10 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from openforge import machine, tables
+from openforge.config_training import Trainer
 from openforge.policy.weights import check_kept
 from openforge.software import ROOT, python_of
 from openforge.train.checkpoint import carry_over, check_room, check_state, prune_states
+from openforge.train.checks import check_model
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError
+from openforge.train.slurm import torchrun_nodes
 
 Progress = Callable[[str], None]
 
@@ -54,13 +57,16 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
         return
     if job.state_in is not None:
         check_state(Path(job.state_in), Path(job.checkpoint_in), job.typed)
+    check_model(job.typed, Path(job.checkpoint_in))
     check_room(job)
     python = python_of(f"train-{trainer.device}", root)
     out = Path(job.checkpoint_out)
+    # Beside the checkpoint, which every node sees.
     spec = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.job.json")
+    argv = command(python, spec, trainer)
     job.write(spec)
     try:
-        _follow(command(python, spec, trainer.nproc_per_node), environment(trainer.threads), progress)
+        _follow(argv, environment(trainer.threads, trainer.nnodes), progress)
     finally:
         spec.unlink(missing_ok=True)
     # State k-1 stays until k+1 is trained: an interrupt right here must leave something to train k from
@@ -68,20 +74,32 @@ def train(job: Job, progress: Progress = _print, root: Path = ROOT) -> None:
     prune_states(Path(job.state_out).parent, job.iteration, trainer.max_actor_ckpt_to_keep)
 
 
-def command(python: Path, spec: Path, processes: int) -> list[str]:
-    """The job's command line: torchrun for several processes, plain Python (quicker to start) for one."""
+def command(python: Path, spec: Path, trainer: Trainer) -> list[str]:
+    """The job's command line: plain Python (quicker to start) for one process, torchrun for several, and where they are
+    on several nodes, one torchrun a node that srun starts.
+
+    Raises:
+        TrainError: several nodes are asked for, and this is no SLURM job of as many.
+    """
     module = ["-m", "openforge.train.epoch", str(spec)]
-    if processes == 1:
-        return [str(python), *module]
-    return [str(python), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *module]
+    torchrun = [str(python), "-m", "torch.distributed.run", f"--nproc-per-node={trainer.nproc_per_node}"]
+    if trainer.nnodes > 1:
+        srun, rendezvous = torchrun_nodes(trainer.nnodes, os.environ)
+        return [*srun, *torchrun, *rendezvous, *module]
+    if trainer.nproc_per_node > 1:
+        return [*torchrun, "--standalone", *module]
+    return [str(python), *module]
 
 
-def environment(threads: int) -> dict[str, str]:
+def environment(threads: int, nodes: int = 1) -> dict[str, str]:
     """The job's environment: this package on its path, its threads, nothing of a hub."""
     package_root = Path(__file__).resolve().parents[2]
     paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
+    # Several processes of one machine talk over loopback, whatever its host name resolves to.
+    network = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")} if nodes == 1 else {}
     return {
         **os.environ,
+        **network,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "OMP_NUM_THREADS": str(threads),
         # Set by Snakemake, and it would win over OMP_NUM_THREADS in torch.
@@ -93,8 +111,6 @@ def environment(threads: int) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Several processes of one machine talk over loopback, whatever its host name resolves to.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict
-from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    PolicyLossConfig,
-    TrainingWorkerConfig,
-)
+from verl.workers.config import HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from openforge.config import RunConfig
 from openforge.config_training import Optim
+from openforge.train.engines import (
+    actor_config,
+    checkpoint_config,
+    checkpointing,
+    engine_config,
+    model_overrides,
+    optimizer_config,
+)
 from openforge.train.job import TrainError
 from openforge.train.losses import policy_loss
 from openforge.train.rows import Row
@@ -47,32 +47,14 @@ def build(model: Path, config: RunConfig, adapter: Path | None = None, reference
         "lora_adapter_path": None if adapter is None else str(adapter),
     }
     worker = make("language_model", options, config, actor.optim)
-    worker.set_loss_fn(
-        partial(policy_loss, config=_actor_config(config, worker.engine_config, worker.optimizer_config))
-    )
+    worker.set_loss_fn(partial(policy_loss, config=actor_config(config, worker.engine_config, worker.optimizer_config)))
     return worker
 
 
 def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) -> TrainingWorker:
     """A worker of veRL's model type `kind`, without a loss; `options` are those of its HFModelConfig."""
-    actor, cpu = config.actor, config.trainer.device == "cpu"
-    asked = actor.model.enable_gradient_checkpointing
     # Fresh adapters and a critic's fresh head are drawn.
     torch.manual_seed(config.seed)
-    compute = "fp32" if cpu else "bf16"
-    engine = FSDPEngineConfig(
-        strategy="fsdp2",
-        model_dtype="fp32",
-        mixed_precision={"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-        use_torch_compile=not cpu,
-        use_dynamic_bsz=actor.use_dynamic_bsz,
-        micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
-        infer_micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
-        max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
-        infer_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
-        # On CPU nothing is gained by giving memory back between forward and backward.
-        reshard_after_forward=not cpu,
-    )
     worker = TrainingWorker(
         TrainingWorkerConfig(
             model_type=kind,
@@ -80,41 +62,24 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
                 use_remove_padding=True,
-                enable_gradient_checkpointing=not cpu if asked is None else asked,
-                override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
+                enable_gradient_checkpointing=checkpointing(config),
+                override_config=model_overrides(config, Path(options["path"])),
                 **options,
             ),
-            engine_config=engine,
-            optimizer_config=_optimizer_config(optim),
-            # Weights are chained through the checkpoint's fp32 folder, which is exact.
-            checkpoint_config=CheckpointConfig(
-                save_contents=["optimizer", "extra"], load_contents=["optimizer", "extra"]
-            ),
+            engine_config=engine_config(config),
+            optimizer_config=optimizer_config(config, optim),
+            checkpoint_config=checkpoint_config(config),
             profiler_config=None,
         )
     )
     worker.reset()
-    _hold_after(worker.engine.lr_scheduler, optim)
+    if config.actor.strategy == "fsdp2":
+        _hold_after(worker.engine.lr_scheduler, optim)
     return worker
 
 
 def _modules(targets: str | tuple[str, ...]) -> str | list[str]:
     return targets if isinstance(targets, str) else list(targets)
-
-
-def _optimizer_config(optim: Optim) -> FSDPOptimizerConfig:
-    return FSDPOptimizerConfig(
-        lr=optim.lr,
-        weight_decay=optim.weight_decay,
-        betas=optim.betas,
-        clip_grad=optim.clip_grad,
-        lr_scheduler_type=optim.lr_scheduler_type,
-        lr_warmup_steps=optim.lr_warmup_steps,
-        total_training_steps=optim.total_training_steps or -1,
-        min_lr_ratio=optim.min_lr_ratio,
-        # One pass over the weights a step instead of a dozen.
-        override_optimizer_config={"fused": True},
-    )
 
 
 def _hold_after(scheduler: Any, optim: Optim) -> None:
@@ -128,56 +93,44 @@ def _held(schedule: Callable[[int], float], horizon: int) -> Callable[[int], flo
     return lambda step: schedule(min(step, horizon))
 
 
-def _actor_config(config: RunConfig, engine: FSDPEngineConfig, optimizer: FSDPOptimizerConfig) -> FSDPActorConfig:
-    actor = config.actor
-    return FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        use_dynamic_bsz=True,
-        ppo_micro_batch_size_per_gpu=1,
-        ppo_mini_batch_size=actor.ppo_mini_batch_size,
-        ppo_epochs=actor.ppo_epochs,
-        policy_loss=PolicyLossConfig(loss_mode=actor.policy_loss.loss_mode, dro_beta=actor.policy_loss.dro_beta),
-        clip_ratio=actor.clip_ratio,
-        clip_ratio_low=actor.clip_ratio_low,
-        clip_ratio_high=actor.clip_ratio_high,
-        clip_ratio_c=actor.clip_ratio_c,
-        tau_pos=actor.tau_pos,
-        tau_neg=actor.tau_neg,
-        loss_agg_mode=actor.loss_agg_mode,
-        loss_scale_factor=actor.loss_scale_factor,
-        entropy_coeff=actor.entropy_coeff,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        kl_loss_type=actor.kl_loss_type,
-        fsdp_config=engine,
-        optim=optimizer,
-    )
-
-
 def resume(worker: TrainingWorker, state: Path, optim: Optim) -> None:
-    """Load optimizer, scheduler and RNG; the configuration's optimizer and schedule win over the saved ones, from the
-    step on that was reached."""
+    """Load what the state holds; the configuration's optimizer and schedule win over the saved ones, from the step on
+    that was reached."""
     worker.load_checkpoint(str(state))
     scheduler = worker.engine.lr_scheduler
-    scheduler.base_lrs = [optim.lr] * len(scheduler.base_lrs)
-    rates = [optim.lr * f(scheduler.last_epoch) for f in scheduler.lr_lambdas]
-    for group, rate in zip(worker.engine.optimizer.param_groups, rates, strict=True):
-        group.update(lr=rate, initial_lr=optim.lr, weight_decay=optim.weight_decay, betas=optim.betas)
+    if hasattr(scheduler, "lr_lambdas"):
+        scheduler.base_lrs = [optim.lr] * len(scheduler.base_lrs)
+        rates = [optim.lr * f(scheduler.last_epoch) for f in scheduler.lr_lambdas]
+        for group, rate in zip(worker.engine.optimizer.param_groups, rates, strict=True):
+            group.update(lr=rate, initial_lr=optim.lr)
+    # Megatron's scheduler has taken the configuration's rates itself, at the step that was reached.
+    for group in worker.engine.optimizer.param_groups:
+        group.update(weight_decay=optim.weight_decay, betas=optim.betas)
 
 
-def weights(worker: TrainingWorker) -> dict[str, torch.Tensor]:
-    """Full weights by name, on every process (a collective call), in the trainer's dtype."""
+def weights(worker: TrainingWorker, keep: bool) -> dict[str, torch.Tensor]:
+    """Full weights by their names in a Hugging Face folder, in the trainer's dtype (a collective call); empty where
+    `keep` is false, so that the model is once in a node's memory."""
     full = {}
-    for name, value in worker.engine.module.state_dict().items():
+    for name, value in _named(worker):
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        full[name] = whole.detach().cpu().contiguous()
-        if not bool(torch.isfinite(full[name]).all()):
+        if not bool(torch.isfinite(whole).all()):
             raise TrainError(
                 f"the last step left {name} without a number; nothing was written, the checkpoint before stays: lower "
                 "actor.optim.lr"
             )
+        if keep:
+            full[name] = whole.detach().cpu().contiguous()
     return full
+
+
+def _named(worker: TrainingWorker) -> Iterable[tuple[str, torch.Tensor]]:
+    if worker.engine_config.strategy == "megatron":
+        # Each tensor is put together from all processes, under the name that the bridge knows.
+        named: Iterable[tuple[str, torch.Tensor]] = worker.engine.get_per_tensor_param()[0]
+        return named
+    state: Mapping[str, torch.Tensor] = worker.engine.module.state_dict()
+    return state.items()
 
 
 def batch(rows: Sequence[Row], columns: Columns, pad: int, **settings: Any) -> TensorDict:
@@ -204,9 +157,9 @@ def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
 
-def infer(worker: TrainingWorker, data: TensorDict, output: str) -> list[torch.Tensor]:
+def infer(worker: TrainingWorker, data: TensorDict, output: str) -> list[torch.Tensor] | None:
     """What the worker's weights give for the responses of `data`, a tensor (R) a row: `log_probs`, or `values` of the
-    state before each token."""
+    state before each token. None on a process that holds no outputs of its replica."""
     tu.assign_non_tensor(
         data,
         compute_loss=False,
@@ -214,11 +167,14 @@ def infer(worker: TrainingWorker, data: TensorDict, output: str) -> list[torch.T
         global_token_num=NonTensorData(data["input_ids"].offsets().diff().tolist()),
     )
     out = worker.infer_batch(data)
+    if out is None:
+        return None
     return [t.clone() for t in response_from_nested(tu.get(out, output), data["response_mask"]).unbind()]
 
 
-def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episodes: float) -> dict[str, float]:
-    """One optimizer step on this process's share of a mini-batch; its metrics over all processes.
+def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episodes: float) -> dict[str, float] | None:
+    """One optimizer step on this replica's share of a mini-batch; its metrics over all replicas, None on a process that
+    holds no outputs of its replica.
 
     `lengths` are those of all processes' rows, `episodes` the sum of the real rows' weights: what veRL
     divides a sum over sequences by (`global_batch_size`), so that an episode counts once however many rows it
@@ -232,10 +188,18 @@ def step(worker: TrainingWorker, data: TensorDict, lengths: Sequence[int], episo
         global_batch_size=episodes,
     )
     rate = float(worker.engine.optimizer.param_groups[0]["lr"])
-    raw = dict(tu.get(worker.train_batch(data), "metrics"))
+    out = worker.train_batch(data)
+    if out is None:
+        return None
+    raw = dict(tu.get(out, "metrics"))
     found = {k: float(Metric.aggregate_dp(v)) for k, v in raw.items() if isinstance(v, list) and _is_metric(v[0])}
     # veRL's own `lr` is that of the next step.
     return found | {"loss": float(raw["loss"]), "grad_norm": float(raw["grad_norm"]), "lr": rate}
+
+
+def replica(worker: TrainingWorker) -> tuple[int, int]:
+    """Which replica of the model this process belongs to, and how many there are; rows are dealt to replicas."""
+    return int(worker.engine.get_data_parallel_rank()), int(worker.engine.get_data_parallel_size())
 
 
 def _is_metric(value: Any) -> bool:

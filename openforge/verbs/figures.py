@@ -127,7 +127,7 @@ class Figures:
         rollouts = self._config.data.train_batch_size * self._config.rollout.n
         job = next(j for j in self._jobs.all if j.rule == "rollout" and j.purpose == "train")
         tokens = rollouts * sum(self.tokens(job)) * self._config.actor.ppo_epochs
-        speed = TRAINING_SPEED[trainer.device] * (trainer.nproc_per_node if trainer.device == "gpu" else 1)
+        speed = TRAINING_SPEED[trainer.device] * (trainer.world_size if trainer.device == "gpu" else 1)
         value = START_SECONDS + 6 * self.parameters() * tokens / speed
         return self._default("train", value, "seconds an iteration", _speed(trainer.device))
 

@@ -88,7 +88,7 @@ def _gpus(job: Job, jobs: Jobs) -> int:
         return server.tensor_parallel_size if server.device == "gpu" and server.url is None else 0
     if job.rule == "train" and isinstance(jobs.config, RunConfig):
         trainer = jobs.config.trainer
-        return trainer.nproc_per_node if trainer.device == "gpu" else 0
+        return trainer.world_size if trainer.device == "gpu" else 0
     return 0
 
 

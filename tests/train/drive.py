@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from openforge import tables
 from openforge.config import RunConfig
-from openforge.config_training import Algorithm
+from openforge.config_training import Algorithm, Trainer
 from openforge.policy.weights import read_checkpoint, write_checkpoint
 from openforge.train.job import Job, TrainError
 
@@ -213,8 +213,8 @@ def fresh_adapters(base: Path, settings: RunConfig) -> dict[str, Any]:
         return {}
     from openforge.train.worker import build, weights
 
-    epoch.start_processes()
-    full = weights(build(base, settings))
+    epoch.start_processes(Trainer())
+    full = weights(build(base, settings), keep=True)
     torch.distributed.destroy_process_group()
     assert not any(t.any() for name, t in full.items() if ".lora_B" in name)
     return {
@@ -231,10 +231,10 @@ def fresh_critic(run: Path, base: Path, settings: RunConfig) -> Critic | None:
     from openforge.train.critic import build
     from openforge.train.worker import weights
 
-    epoch.start_processes()
+    epoch.start_processes(Trainer())
     worker = build(base, settings)
     worker.engine.module.config.save_pretrained(run / "fresh")
-    save_file(weights(worker), run / "fresh/model.safetensors", metadata={"format": "pt"})
+    save_file(weights(worker, keep=True), run / "fresh/model.safetensors", metadata={"format": "pt"})
     torch.distributed.destroy_process_group()
     return Critic(AutoModelForTokenClassification.from_pretrained(run / "fresh"), settings.model_dump(mode="json"))
 
@@ -386,7 +386,7 @@ def engines(run: Path, base: Path, samples: list[Json]) -> Json:
     from openforge.train.rows import row_of
     from openforge.train.worker import batch, build
 
-    epoch.start_processes()
+    epoch.start_processes(Trainer())
     worker = build(base, config(ppo_max_token_len_per_gpu=60))
     rows, found, cost = [row_of(s) for s in samples], {}, {}
     for shared in (True, False):
@@ -497,8 +497,8 @@ def main(folder: Path) -> Json:
 if __name__ == "__main__":
     if len(sys.argv) > 2:  # under torchrun: the given jobs one after the other, in one process group
         faulthandler.dump_traceback_later(300, exit=True)
-        epoch.start_processes()
-        epoch.start_processes = torch.distributed.destroy_process_group = lambda: None
+        epoch.start_processes(Trainer())
+        epoch.start_processes = torch.distributed.destroy_process_group = lambda *_: None
         for given in sys.argv[1:]:
             epoch.main(Path(given))
         sys.exit()

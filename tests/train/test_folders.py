@@ -110,7 +110,7 @@ def test_no_samples_carry_the_optimizer_on(tmp_path: Path) -> None:
     after = tmp_path / "state/0002"
     assert (after / "optim_world_size_1_rank_0.pt").read_bytes() == b"moments"
     card = json.loads((after / "state.json").read_text())
-    assert card == {"iteration": 2, "policy_version": f"2@{DIGEST}", "world_size": 2, "lora": None}
+    assert card == {"iteration": 2, "policy_version": f"2@{DIGEST}", "world_size": 2, "lora": None, "layout": None}
 
 
 def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
@@ -121,6 +121,23 @@ def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
         check_state(state(tmp_path, 2, f"0@{DIGEST}", world=2), checkpoint, CONFIG)
     with pytest.raises(TrainError, match="holds no optimizer state"):
         check_state(tmp_path / "state/0003", checkpoint, CONFIG)
+
+
+def test_a_state_that_was_cut_otherwise_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_0(tmp_path)
+    hybrid = RunConfig.model_validate(CONFIG.model_dump() | {"actor": {"fsdp_config": {"fsdp_size": 1}}})
+    plain = state(tmp_path, 1, f"0@{DIGEST}")
+    with pytest.raises(
+        TrainError, match=r"was cut as fsdp2, the configuration says strategy fsdp2 fsdp_size 1; set ac"
+    ):
+        check_state(plain, checkpoint, hybrid)
+    card = json.loads((plain / "state.json").read_text())
+    (plain / "state.json").write_text(json.dumps(card | {"layout": {"strategy": "fsdp2", "fsdp_size": 1}}))
+    check_state(plain, checkpoint, hybrid)
+    with pytest.raises(
+        TrainError, match=r"was cut as strategy fsdp2 fsdp_size 1, the configuration says fsdp2; set act"
+    ):
+        check_state(plain, checkpoint, CONFIG)
 
 
 def test_a_state_of_other_adapters_is_refused(tmp_path: Path) -> None:

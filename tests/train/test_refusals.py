@@ -100,7 +100,7 @@ LONG |= {c: [-0.5] * 7 for c in ("logprobs", "rewards", "advantages")}
         ({"loss_mask": [1, 0, 1, 1]}, "trains its first token, which nothing predicts"),
         ({"token_ids": [3, 1, 10, 1]}, "holds token id 10, but the vocabulary of CHECKPOINT has 10 tokens"),
         ({"token_ids": [3, 1, -1, 1]}, "holds token id -1, but the vocabulary of CHECKPOINT has 10 tokens"),
-        (LONG, "has 7 tokens, more than actor.ppo_max_token_len_per_gpu (6)"),
+        (LONG, "has 7 tokens, more than a row may have (6, by actor.ppo_max_token_len_per_gpu)"),
         ({"logprobs": [0.0, 0.0, -0.5, math.nan]}, "has nan among the logprobs of its trained tokens"),
         ({"logprobs": [0.0, 0.0, 0.5, -0.5]}, "has 0.5 among the logprobs of its trained tokens; each must be a log"),
         ({"advantages": [0.0, 0.0, math.inf, 0.0]}, "has inf among the advantages of its trained tokens"),

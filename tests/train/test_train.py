@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from openforge import tables
 from openforge.software import python_of
 from openforge.train import launch
-from openforge.train.job import Job
+from openforge.train.job import Job, TrainError
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -181,9 +182,45 @@ def launched(folder: Path, name: str, of: str = "bypass", **changes: Any) -> Job
     return job
 
 
-def test_two_processes_give_what_one_gives(driven: Json, folder: Path) -> None:
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SLURM job of two nodes, both of them this machine: mocks of srun and scontrol."""
+    mocks = {
+        "scontrol": 'echo "localhost localhost"',
+        "srun": """
+nodes=1 pids= failed=0
+while [ "${1#--}" != "$1" ]; do case $1 in --nodes=*) nodes=${1#*=};; esac; shift; done
+for _ in $(seq "$nodes"); do "$@" & pids="$pids $!"; done
+for pid in $pids; do wait "$pid" || failed=1; done
+exit $failed""",
+    }
+    for name, body in mocks.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "this[1-2]")
+    # It decides over the port.
+    monkeypatch.setenv("SLURM_JOB_ID", str(os.getpid()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ({"trainer": {"nproc_per_node": 2}}, None),
+        # A copy of the weights in each process.
+        (
+            {"trainer": {"nnodes": 2}, "actor": {"fsdp_config": {"fsdp_size": 1}}},
+            {"strategy": "fsdp2", "fsdp_size": 1},
+        ),
+    ],
+    ids=["one node", "two nodes"],
+)
+def test_two_processes_give_what_one_gives(
+    driven: Json, folder: Path, two_nodes: None, shape: Json, layout: Json | None
+) -> None:
     said: list[str] = []
-    job = launched(folder, "two", trainer={"nproc_per_node": 2})
+    job = launched(folder, f"two {len(shape)}", **shape)
     launch.train(job, said.append)
     one, two = metrics(folder / "bypass/metrics1.parquet"), metrics(job.metrics_out)
     steps = [s for s in said if s.startswith("step ")]
@@ -195,7 +232,13 @@ def test_two_processes_give_what_one_gives(driven: Json, folder: Path) -> None:
     assert two[0, "training/logprob_diff_max"] == pytest.approx(one[0, "training/logprob_diff_max"], abs=1e-5)
     state = json.loads(Path(job.state_out, "state.json").read_text())
     card = json.loads(Path(job.checkpoint_out, "checkpoint.json").read_text())
-    assert state == {"iteration": 1, "policy_version": card["policy_version"], "world_size": 2, "lora": None}
+    assert state == {
+        "iteration": 1,
+        "policy_version": card["policy_version"],
+        "world_size": 2,
+        "lora": None,
+        "layout": layout,
+    }
     assert sorted(p.name for p in Path(job.checkpoint_out).iterdir()) == [
         "checkpoint.json",
         "config.json",
@@ -230,3 +273,44 @@ def test_two_processes_give_what_one_gives_in_every_loss(driven: Json, folder: P
             # Sums cancel, so that what a loss is exact to goes by the largest.
             assert found == pytest.approx(expected, abs=1e-5 * max([1.0, *map(abs, expected)])), (case, name)
         assert two[0, "loss"] == pytest.approx(one[0, "loss"], rel=1e-6, abs=1e-6), case
+
+
+def test_two_processes_that_are_one_replica_give_what_one_gives(driven: Json, folder: Path) -> None:
+    """With old log-probs computed anew, so that outputs of both kinds are gathered."""
+    job = launched(folder, "replica", of="recomputed")
+    job.write(folder / "replica.json")
+    python = str(python_of("train-cpu"))
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(HERE / "one_replica.py"), str(folder / "replica.json")],
+        env=launch.environment(1),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    one, two = metrics(folder / "recomputed/metrics1.parquet"), metrics(job.metrics_out)
+    for step in range(8):
+        for name in ("loss", "actor/pg_loss", "actor/pg_clipfrac", "training/rows", "perf/tokens"):
+            assert two[step, name] == pytest.approx(one[step, name], abs=1e-5), (step, name)
+        assert two[step, "grad_norm"] == pytest.approx(one[step, "grad_norm"], rel=1e-4)
+    for name in ("rollout_corr/kl", "rollout_corr/rollout_is_mean"):
+        assert two[-1, name] == pytest.approx(one[-1, name], abs=1e-6)
+    probes = [
+        json.loads((Path(p) / "probe.json").read_text())["logprobs"]
+        for p in (folder / "recomputed/checkpoints/0001", job.checkpoint_out)
+    ]
+    assert probes[1] == pytest.approx(probes[0], abs=1e-4)
+
+
+def test_a_rank_without_a_gpu_is_one_sentence(driven: Json, folder: Path) -> None:
+    job = launched(folder, "no-gpu", trainer={"device": "gpu"})
+    job.write(folder / "no-gpu.json")
+    trainer = job.typed.trainer
+    with pytest.raises(
+        TrainError, match=r"^rank 0 of 1 \(process 1 of 1 on .*\) needs a GPU of its own, but torch sees 0"
+    ):
+        launch._follow(
+            launch.command(python_of("train-cpu"), folder / "no-gpu.json", trainer), launch.environment(1), print
+        )
+    assert not Path(job.checkpoint_out).exists()
