@@ -242,7 +242,7 @@ CALLS = Table(
         Column("parent", _i32, "Training: call whose prompt + response this prompt exactly extends.", True),
         Column("response_token_ids", _ids, "Sampled token ids, the stop token included."),
         Column("logprobs", _floats, "Log-probability of each sampled token under the sampling distribution."),
-        Column("finish_reason", _str, "stop, length, tool_calls or abort.", True),
+        Column("finish_reason", _str, "As upstream told it; trained are stop, length and tool_calls.", True),
         Column("sampling", SAMPLING, "Sampling that was sent."),
         Column("policy_version", _str, "Policy that answered."),
         Column("messages", _str, "Messages that are new since the prefix call, as JSON; images as sha256:HASH."),

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
 from openforge.proxy.calls import Answer, Call, Json, Refusal, Request
-from openforge.proxy.fastjson import loads
+from openforge.proxy.fastjson import loads, well_formed
 
 # Larger than any window, and small enough for every decoder of JSON.
 _INT_MOST = 2**31 - 1
 _BILLING = "x-anthropic-billing-header"
-# An escaped one, one in what passes for UTF-8 (as Korean text does too), and any in UTF-16.
-_MAY_BE_SURROGATES = (b"\\ud", b"\\uD", b"\xed", b"\x00")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Dialect(Protocol):
@@ -60,9 +56,7 @@ def bad(message: str) -> Refusal:
 def read_body(raw: bytes) -> Json:
     """The request's JSON object, in text that a tokenizer takes."""
     try:
-        body = loads(raw)
-        if any(mark in raw for mark in _MAY_BE_SURROGATES):
-            body = _well_formed(body)
+        body = well_formed(loads(raw), raw)
     except ValueError as e:
         raise bad(f"the request body is not JSON: {e}") from None
     except RecursionError:
@@ -70,16 +64,6 @@ def read_body(raw: bytes) -> Json:
     if not isinstance(body, dict):
         raise bad("the request body must be a JSON object")
     return body
-
-
-def _well_formed(body: Any) -> Any:
-    """JSON with U+FFFD for every lone surrogate, as JavaScript's own repair has it.
-
-    Harnesses in JavaScript cut a command's output by UTF-16 units, and what is cut in the middle of a character stays
-    in their history. vLLM refuses such a text, and answers 500 to such a stop string, which would be retried for ever.
-    """
-    told = json.dumps(body, ensure_ascii=False)
-    return json.loads(_SURROGATE.sub("\ufffd", told)) if _SURROGATE.search(told) else body
 
 
 def sha256(raw: bytes) -> str:

@@ -13,6 +13,8 @@ survive the machine. Records, by their key `record`:
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -32,7 +34,9 @@ class Journal:
     """One process's journal file. Not for use from several threads."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises `JournalError` where another process records in the same folder: their episodes would be mixed up."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = _claimed(folder)
         self.path = folder / f"{time.time_ns():020d}-{os.getpid()}.jsonl"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._end = 0
@@ -81,6 +85,23 @@ class Journal:
     def close(self) -> None:
         self.sync()
         os.close(self._fd)
+        os.close(self._folder)
+
+
+def _claimed(folder: Path) -> int:
+    """A descriptor of the folder with a lock that the kernel drops when the process ends."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise JournalError(f"another proxy records in {folder}; give each a folder of its own") from None
+    except OSError as e:
+        # A network file system without locks: the files' names differ all the same.
+        if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+            os.close(fd)
+            raise
+    return fd
 
 
 def read(folder: Path) -> list[Json]:

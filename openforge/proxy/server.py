@@ -15,7 +15,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +39,9 @@ DIALECTS: dict[str, Dialect] = {"v1/chat/completions": chat, "v1/responses": res
 COUNT, MODELS, HELLO = "v1/messages/count_tokens", "v1/models", ("", "api/hello")
 COUNT_SECONDS = 60.0
 SSE = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+PLAIN = {"content-type": "application/json; charset=utf-8"}
+# Above aiohttp's 64 KiB, from which on a write waits for the transport.
+TLS_PIECE = 1 << 17
 
 
 @dataclass
@@ -147,11 +150,8 @@ class Gate:
             calls = outcome(tasks, session)
             if calls is None:
                 return await self._late_stream(request, session, tasks, asked, dialect)
-            if asked.stream:
-                response = web.Response(body=dialect.stream(calls, asked), headers=SSE)
-            else:
-                response = web.Response(body=dialect.render(calls, asked), content_type="application/json")
-            return await send(request, response, session, calls)
+            body = dialect.stream(calls, asked) if asked.stream else dialect.render(calls, asked)
+            return await send(request, body, SSE if asked.stream else PLAIN, session, calls)
 
     async def _late_stream(
         self,
@@ -177,7 +177,7 @@ class Gate:
             else:
                 # The stream may have told its id already.
                 named = [replace(c, id=ident) for c in calls]
-                await response.write_eof(dialect.stream(named, asked, sent))
+                await write_whole(request, response, dialect.stream(named, asked, sent))
                 mark_sent(session, calls)
         return response
 
@@ -259,22 +259,39 @@ def models(session: Session, path: str, dialect: Dialect) -> Json:
 
 
 async def send(
-    request: web.BaseRequest, response: web.Response, session: Session, calls: Sequence[Call]
+    request: web.BaseRequest, body: bytes, headers: Mapping[str, str], session: Session, calls: Sequence[Call]
 ) -> web.StreamResponse:
     """Write the whole response here, not after the handler, to know whether it went out."""
+    response = web.StreamResponse(headers=headers)
+    response.content_length = len(body)
     flush_whole(request)
     with suppress(ConnectionError):
         await response.prepare(request)
-        await response.write_eof()
+        await write_whole(request, response, body)
         mark_sent(session, calls)
     return response
+
+
+def over_tls(transport: asyncio.BaseTransport) -> bool:
+    return transport.get_extra_info("sslcontext") is not None
 
 
 def flush_whole(request: web.BaseRequest) -> None:
     """Let a write wait until the kernel has every byte: only then is an answer `sent`."""
     if (transport := request.transport) is not None:
         # A TLS transport holds back at the limit and not above it: at 0 also when it has nothing left.
-        transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
+        transport.set_write_buffer_limits(1 if over_tls(transport) else 0)
+
+
+async def write_whole(request: web.BaseRequest, response: web.StreamResponse, body: bytes) -> None:
+    """Write a body's end, and wait for it. A TLS transport counts as written what it has encrypted, however much: so
+    it gets a piece, and the next one when the socket has taken most of that."""
+    begin = 0
+    if (transport := request.transport) is not None and over_tls(transport):
+        while len(body) - begin > TLS_PIECE:
+            await response.write(body[begin : begin + TLS_PIECE])
+            begin += TLS_PIECE
+    await response.write_eof(body[begin:])
 
 
 def mark_sent(session: Session, calls: Sequence[Call]) -> None:

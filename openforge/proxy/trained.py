@@ -130,6 +130,10 @@ REASONS: dict[str, tuple[str, Test]] = {
     "count_mismatch": ("ids, logprobs and usage disagree in number", _count_mismatch),
     "no_logprob": ("a sampled token has no usable log-probability", _no_logprob),
     "aborted": ("the generation was cut off by the server", lambda c, _: c.record["finish_reason"] == "abort"),
+    "unknown_finish": (
+        "its finish reason is none of stop, length and tool_calls: nobody knows whether it is whole",
+        lambda c, _: c.record["finish_reason"] not in ("stop", "length", "tool_calls"),
+    ),
     "forced_tool": ("a grammar forced a tool call: forced tokens have logprob 0", _forced),
     "forced_format": ("a grammar forced the format", _format),
     "images": ("image tokens are not recorded by this version", _images),

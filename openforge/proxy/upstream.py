@@ -21,7 +21,7 @@ import aiohttp
 
 from openforge.proxy import wire
 from openforge.proxy.calls import Answer, Json, Refusal
-from openforge.proxy.fastjson import dumps, loads
+from openforge.proxy.fastjson import dumps, loads, well_formed
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +309,7 @@ def answer(raw: bytes, ids: bool = True) -> Answer:
     try:
         body = loads(raw)
         choice = body["choices"][0]
-        message = _assistant(choice["message"])
+        message = well_formed(_assistant(choice["message"]), raw)
         content, logprobs = _logprobs(choice)
         finish = choice.get("finish_reason")
         usage = dict(body.get("usage") or {})

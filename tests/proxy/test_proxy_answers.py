@@ -6,9 +6,10 @@ import hashlib
 import json
 from typing import Any
 
+import duckdb
 import pytest
 from proxy_rig import SAMPLING, SECRET, Rig, assemble, chat, error_code, events
-from proxy_stub import recorded, template
+from proxy_stub import completion, recorded, template
 
 TOOLS = recorded("forced")["request"]["tools"]
 
@@ -254,3 +255,17 @@ async def test_a_body_that_is_no_request_is_refused(rig: Rig, body: bytes) -> No
     status, raw = await rig.ask(body)
     assert (status, error_code(raw)) == (400, "invalid_request")
     assert rig.stub.bodies == []
+
+
+async def test_half_a_character_of_an_answer_is_a_replacement(rig: Rig) -> None:
+    """No UTF-8 holds it, and it would make the table's JSON unreadable for DuckDB."""
+    session = rig.session()
+    body = completion(chat("hi"), "x")
+    body["choices"][0]["message"]["content"] = "bad \ud800 end"
+    rig.stub.answers(200, body)
+    _, raw = await rig.ask(chat("hi"))
+    assert json.loads(raw)["choices"][0]["message"]["content"] == "bad \ufffd end"
+    await session.close(True)
+    (row,) = rig.rows()
+    (told,) = duckdb.execute("select ?::json->>'content'", [row["response"]]).fetchone() or ()
+    assert told == "bad \ufffd end"

@@ -6,12 +6,17 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from proxy_rig import SECRET, Rig, assemble, chat, error_code
 from proxy_stub import Json, StubUpstream, completion, recorded
+
+TLS = Path(__file__).parent / "tls"
 
 RESENT = {"x-stainless-retry-count": "1"}
 
@@ -274,10 +279,11 @@ async def test_hanging_up_a_stream_that_has_begun_aborts_too(rig: Rig) -> None:
     assert session.state()["turns"] == 0
 
 
-async def test_answer_that_was_not_read_whole_is_not_sent(rig: Rig) -> None:
+@pytest.mark.parametrize(("size", "tls"), [(60_000, False), (4_000_000, True)], ids=["plain", "tls"])
+async def test_answer_that_was_not_read_whole_is_not_sent(rig: Rig, size: int, tls: bool) -> None:
     """The client takes the first bytes and hangs up; the rest fitted the proxy's buffer, not the kernel's."""
     session = rig.session(turns=1)
-    _, writer = await slow_reader(rig, "y" * 60_000)
+    _, writer = await slow_reader(rig, "y" * size, tls)
     assert session.open == {0}, "the answer is on its way"
     writer.transport.abort()
     while session.open:
@@ -286,10 +292,10 @@ async def test_answer_that_was_not_read_whole_is_not_sent(rig: Rig) -> None:
     assert [(r["delivery"], r["reason"]) for r in rig.rows()] == [("generated", "unconfirmed")]
     # The answer is kept: a resend fetches it.
     status, again = await rig.ask(chat("hi"), RESENT)
-    assert (status, len(again) > 60_000, session.state()["turns"], len(rig.stub.bodies)) == (200, True, 1, 1)
+    assert (status, len(again) > size, session.state()["turns"], len(rig.stub.bodies)) == (200, True, 1, 1)
 
 
-async def slow_reader(rig: Rig, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def slow_reader(rig: Rig, text: str, tls: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A harness that has the first line of an answer larger than the buffers between it and the proxy."""
     body = completion(chat("hi"), "x")
     body["choices"][0]["message"]["content"] = text
@@ -297,11 +303,18 @@ async def slow_reader(rig: Rig, text: str) -> tuple[asyncio.StreamReader, asynci
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener.setblocking(False)
-    await rig.gate.listen(listener)
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
+    if own is not None:
+        own.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+    await rig.gate.listen(listener, tls=own)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(listener.getsockname())
-    reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+    trusted: dict[str, Any] = {
+        "ssl": ssl.create_default_context(cafile=str(TLS / "cert.pem")),
+        "server_hostname": "127.0.0.1",
+    }
+    reader, writer = await asyncio.open_connection(sock=client, limit=1024, **(trusted if tls else {}))
     data = json.dumps(chat("hi")).encode()
     head = f"POST /s/e1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: {SECRET}\r\nConnection: close\r\n"
     writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)

@@ -16,13 +16,18 @@ def record(n: int, episode: str = "e1") -> dict[str, object]:
 
 
 def test_read_returns_what_was_appended_in_order(tmp_path: Path) -> None:
-    first, second = Journal(tmp_path), Journal(tmp_path)
+    first = Journal(tmp_path)
     places = [first.append(record(0)), first.append(record(1, "e2"))]
-    second.append(record(2))
     assert [json.loads(first.line(p)) for p in places] == [record(0), record(1, "e2")]
+    # Sessions of two proxies at once would be mixed up, where both have one of the same name.
+    with pytest.raises(JournalError, match=f"another proxy records in {tmp_path}; give each a folder of its own"):
+        Journal(tmp_path)
+    first.close()
+    second = Journal(tmp_path)
+    second.append(record(2))
+    second.close()
     assert read(tmp_path) == [record(0), record(1, "e2"), record(2)]
     assert by_episode(read(tmp_path)) == {"e1": [record(0), record(2)], "e2": [record(1, "e2")]}
-    first.close(), second.close()
 
 
 @pytest.mark.parametrize("torn", range(1, 40, 7))

@@ -239,6 +239,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ({"logprobs": [-1.0, -9999.0]}, "no_logprob"),
         ({"logprobs": [-1.0, float("nan")]}, "no_logprob"),
         ({"finish_reason": "abort"}, "aborted"),
+        ({"finish_reason": "error"}, "unknown_finish"),
+        ({"finish_reason": None}, "unknown_finish"),
         ({"asked": {"tool_choice": "required"}}, "forced_tool"),
         ({"asked": {"tool_choice": {"type": "function"}}}, "forced_tool"),
         ({"asked": {"response_format": {"type": "json_object"}}}, "forced_format"),
