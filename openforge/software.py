@@ -51,9 +51,10 @@ def python_of(name: str, root: Path | None = None) -> Path:
 
 
 def pins_digest(name: str, root: Path | None = None) -> str:
-    """SHA-256 over the pin files of `name`: envs/<name>.txt, <name>.hashed.txt and, for npm packages, envs/<name>/."""
+    """SHA-256 over what makes `name`: envs/<name>.txt, .hashed.txt, .site.py and, for npm packages, envs/<name>/."""
     base = (root or ROOT) / "envs"
-    files = [base / f"{name}.txt", base / f"{name}.hashed.txt", *sorted((base / name).glob("*"))]
+    files = [base / f"{name}{end}" for end in (".txt", ".hashed.txt", ".site.py")]
+    files += sorted((base / name).glob("*"))
     digest = hashlib.sha256()
     for f in files:
         if f.is_file():
@@ -66,6 +67,7 @@ def build(name: str, root: Path | None = None) -> None:
 
     envs/<name>.txt holds every package with its exact version; it is installed with --no-deps, so that nothing else
     comes in. envs/<name>.hashed.txt, where there is one, follows: one hash makes pip demand hashes of a whole file.
+    envs/<name>.site.py, where there is one, runs whenever a Python of the environment starts.
     A folder envs/<name>/ with package.json and package-lock.json is installed with the environment's node.
 
     Raises:
@@ -91,6 +93,12 @@ def build(name: str, root: Path | None = None) -> None:
         # Where the index serves torch's CUDA build, it cannot be imported without its nvidia packages; beside a CPU
         # build this finds everything in place.
         _run([str(python), "-m", "pip", "install", "--quiet", torch[0]], name)
+    at_start = base / "envs" / f"{name}.site.py"
+    if at_start.exists():
+        # Python runs the imports in .pth files at its start (docs.python.org, module site).
+        packages = next(target.glob("lib/python*/site-packages"))
+        shutil.copyfile(at_start, packages / "openforge_site.py")
+        (packages / "openforge_site.pth").write_text("import openforge_site\n")
     npm = base / "envs" / name
     if (npm / "package.json").exists():
         _npm(python, npm, target / "npm", name)
