@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 from openforge.train.job import needs_base
 
 
@@ -24,9 +26,18 @@ def base_of(wildcards):
     return settled(marker(wildcards.run, 0)) if needs_base(RUNS[wildcards.run]) else []
 
 
+def blobs_of(wildcards):
+    """What holds the images of the iteration's samples."""
+    part = SimpleNamespace(
+        run=wildcards.run, purpose="train", cell="train", k=wildcards.k
+    )
+    return shard_files("blobs")(part)
+
+
 rule train:
     input:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
+        blobs=blobs_of,
         policy=trained_from,
         state=state_before,
         base=base_of,

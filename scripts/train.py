@@ -28,6 +28,7 @@ with job("train", snakemake) as j:  # noqa: F821
             config=config.model_dump(mode="json"),
             config_digest=typed.digest(config),
             base=str(Path(paths.base).resolve().parent) if paths.base else None,
+            blobs=[str(Path(f).resolve()) for f in paths.blobs],
         ),
         j.say,
     )

@@ -43,6 +43,7 @@ from openforge import tables  # noqa: E402
 from openforge.config_training import Algorithm  # noqa: E402
 from openforge.policy.probe import write_probe  # noqa: E402
 from openforge.samples.credit import ESTIMATORS  # noqa: E402
+from openforge.samples.images import VisionError  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
 from openforge.train.checks import check_samples  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, lora_of  # noqa: E402
@@ -140,8 +141,12 @@ class Epoch:
         check_samples(job, samples)
         self.rows = [row_of(s) for s in samples]
         self.lengths = [len(r.token_ids) for r in self.rows]
-        # The engine that shares prefixes is registered for the CPU only.
-        self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
+        from openforge.train.images import load
+
+        self.images = load(Path(job.checkpoint_in), self.rows, job.blobs, job.samples)
+        # The engine that shares prefixes is registered for the CPU only, and is for language models.
+        on_cpu = self.config.trainer.device == "cpu"
+        self.shared = self.config.actor.use_shared_prefix and on_cpu and self.images is None
         self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
         self.critic: Any = None
@@ -174,6 +179,7 @@ class Epoch:
             [self.rows[i] for i in indices],
             {name: [values[i] for i in indices] for name, values in columns.items()},
             pad,
+            self.images,
             temperature=self.config.sampling.temperature,
             shared_prefix=self.shared,
             entropy_grad=actor.entropy_coeff != 0.0,
@@ -395,6 +401,7 @@ def main(path: Path) -> None:
             "training/rows_per_episode": len(rows) / len({r.episode_id for r in rows}),
             "training/staleness": sum(r.staleness(job.iteration) for r in rows) / len(rows),
             "training/trained_tokens": sum(int(r.mask.sum()) for r in rows),
+            "training/images": sum(len(r.images) for r in rows),
             "training/length_mean": sum(epoch.lengths) / len(rows),
             "training/length_max": max(epoch.lengths),
             "timing/imports": imported - _STARTED,
@@ -412,6 +419,6 @@ def main(path: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except TrainError as e:
+    except (TrainError, VisionError) as e:
         print(f"{REFUSED}{e}", flush=True)
         sys.exit(2)

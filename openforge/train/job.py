@@ -4,7 +4,7 @@ environment."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Job:
         config: the run's configuration, as `RunConfig.model_dump(mode="json")`.
         config_digest: digest of the configuration, kept in checkpoint.json.
         base: folder of checkpoint 0, where `needs_base` says that training reads it.
+        blobs: files of the iteration's blobs, which hold the samples' images.
     """
 
     run: str
@@ -49,6 +50,7 @@ class Job:
     config: dict[str, Any]
     config_digest: str
     base: str | None = None
+    blobs: list[str] = field(default_factory=list)
 
     @property
     def typed(self) -> RunConfig:

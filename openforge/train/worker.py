@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import NonTensorData, TensorDict
+from transformers import AutoConfig
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
@@ -28,6 +29,12 @@ from openforge.config_training import Optim
 from openforge.train.job import TrainError
 from openforge.train.losses import policy_loss
 from openforge.train.rows import Row
+
+if TYPE_CHECKING:
+    from openforge.train.images import Images
+
+# Where padding is removed, veRL gives them an attention that is flash attention's.
+_PADDED_ON_CPU = ("qwen2_vl", "qwen2_5_vl")
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
@@ -60,6 +67,7 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
     # Fresh adapters and a critic's fresh head are drawn.
     torch.manual_seed(config.seed)
     compute = "fp32" if cpu else "bf16"
+    padded = cpu and AutoConfig.from_pretrained(options["path"]).model_type in _PADDED_ON_CPU
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         model_dtype="fp32",
@@ -79,7 +87,7 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
             model_config=HFModelConfig(
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
-                use_remove_padding=True,
+                use_remove_padding=not padded,
                 enable_gradient_checkpointing=not cpu if asked is None else asked,
                 override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
                 **options,
@@ -180,16 +188,19 @@ def weights(worker: TrainingWorker) -> dict[str, torch.Tensor]:
     return full
 
 
-def batch(rows: Sequence[Row], columns: Columns, pad: int, **settings: Any) -> TensorDict:
+def batch(rows: Sequence[Row], columns: Columns, pad: int, images: Images | None = None, **settings: Any) -> TensorDict:
     """veRL's TensorDict of rows; the last `pad` rows only even out the ranks: nothing of them is trained.
 
-    `columns` are further tensors over the responses, a list a column in the rows' order.
+    `columns` are further tensors over the responses, a list a column in the rows' order; `images` those of a model that
+    sees, whose positions have three dimensions whether a row shows something or not.
     """
     real = len(rows) - pad
     masks = [torch.from_numpy(r.mask if i < real else r.mask * 0) for i, r in enumerate(rows)]
     tensors = {
         "input_ids": _nested([torch.from_numpy(r.token_ids) for r in rows]),
-        "position_ids": _nested([torch.arange(len(r.token_ids)) for r in rows]),
+        "position_ids": _nested([torch.arange(len(r.token_ids)) for r in rows])
+        if images is None
+        else tu.nested_tensor_from_tensor_list([images.positions(r) for r in rows], ragged_idx=2),
         "prompts": _nested([torch.from_numpy(r.token_ids[: r.prompt_length]) for r in rows]),
         "responses": _nested([torch.from_numpy(r.token_ids[r.prompt_length :]) for r in rows]),
         "response_mask": _nested(masks),
@@ -197,7 +208,10 @@ def batch(rows: Sequence[Row], columns: Columns, pad: int, **settings: Any) -> T
         "rollout_log_probs": _nested([torch.from_numpy(r.recorded) for r in rows]),
         **{name: _nested(list(values)) for name, values in columns.items()},
     }
-    return tu.get_tensordict(tensors, {"pad_token_id": 0, **settings})
+    data = tu.get_tensordict(tensors, {"pad_token_id": 0, **settings})
+    if images is not None:
+        tu.assign_non_tensor_stack(data, "multi_modal_inputs", [images.patches(r) for r in rows])
+    return data
 
 
 def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:
