@@ -44,6 +44,12 @@ def vision_ids(config: Any) -> set[int]:
     return {i for name in names if isinstance(i := getattr(config, name, None), int)}
 
 
+def _has_mrope(model: Any) -> bool:
+    """Whether a model's positions have the dimensions of time, height and width beside that of text."""
+    text = getattr(model.config, "text_config", None)
+    return "mrope_section" in (getattr(text, "rope_parameters", None) or {})
+
+
 def write_probe(model: Any, folder: Path) -> None:
     """Score the probe with `model` and write probe.json: ids (LENGTH) and logprobs (LENGTH - 1, natural log).
 
@@ -60,7 +66,9 @@ def write_probe(model: Any, folder: Path) -> None:
     model.eval()
     with torch.no_grad():
         tokens = torch.tensor([ids], device=device)
-        logprobs = torch.log_softmax(model(tokens).logits[0, :-1].float(), -1)
+        # veRL's Qwen2.5-VL wants positions where transformers' own makes them up: of text, the same in each dimension.
+        where = {"position_ids": torch.arange(LENGTH, device=device).expand(4, 1, -1)} if _has_mrope(model) else {}
+        logprobs = torch.log_softmax(model(tokens, **where).logits[0, :-1].float(), -1)
         scored = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
     model.train(was_training)
     (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": scored}) + "\n")

@@ -33,8 +33,8 @@ from openforge.train.rows import Row
 if TYPE_CHECKING:
     from openforge.train.images import Images
 
-# Where padding is removed, veRL gives them an attention that is flash attention's.
-_PADDED_ON_CPU = ("qwen2_vl", "qwen2_5_vl")
+# Where padding is removed, veRL gives them an attention that is flash attention's; and see _whole_to_merged.
+_QWEN2_VL = ("qwen2_vl", "qwen2_5_vl")
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
@@ -67,7 +67,7 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
     # Fresh adapters and a critic's fresh head are drawn.
     torch.manual_seed(config.seed)
     compute = "fp32" if cpu else "bf16"
-    padded = cpu and AutoConfig.from_pretrained(options["path"]).model_type in _PADDED_ON_CPU
+    qwen2_vl = AutoConfig.from_pretrained(options["path"]).model_type in _QWEN2_VL
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         model_dtype="fp32",
@@ -87,7 +87,7 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
             model_config=HFModelConfig(
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
-                use_remove_padding=not padded,
+                use_remove_padding=not (cpu and qwen2_vl),
                 enable_gradient_checkpointing=not cpu if asked is None else asked,
                 override_config={"attn_implementation": "sdpa" if cpu else "flash_attention_2"},
                 **options,
@@ -102,8 +102,18 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
         )
     )
     worker.reset()
+    if qwen2_vl:
+        _whole_to_merged(worker.engine.module)
     _hold_after(worker.engine.lr_scheduler, optim)
     return worker
+
+
+def _whole_to_merged(module: torch.nn.Module) -> None:
+    """Let a vision tower return the merged patches alone: where a micro-batch shows nothing, veRL's forward of Qwen2-VL
+    takes the mean of what it returns, and transformers 5 returns more than a tensor."""
+    for name, part in module.named_modules():
+        if name.rpartition(".")[2] == "visual":
+            part.register_forward_hook(lambda _, __, output: getattr(output, "pooler_output", output))
 
 
 def _modules(targets: str | tuple[str, ...]) -> str | list[str]:
