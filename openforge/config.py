@@ -296,7 +296,8 @@ class Cell(Section):
 
 class _Common(Section):
     model: str = Field(
-        description="A model folder, a hub id@revision, or the bundled smollm2-135m-instruct or tiny-random."
+        description="A model folder, a hub id@revision, or the bundled smollm2-135m-instruct, tiny-random or "
+        "tiny-random-vl."
     )
     seed: Seed = Field(default=0, description="Seed of draws and rollouts.")
     environment: str = Field(default="claw_eval", description="Environment of the tasks.")

@@ -52,9 +52,10 @@ def python_of(name: str, root: Path | None = None) -> Path:
 
 
 def pins_digest(name: str, root: Path | None = None) -> str:
-    """SHA-256 over the pin files of `name`: envs/<name>.txt, .hashed.txt, .source.txt, and envs/<name>/ for npm."""
+    """SHA-256 over what makes `name`: envs/<name>.txt, .hashed.txt, .source.txt, .site.py, and envs/<name>/ for npm."""
     base = (root or ROOT) / "envs"
-    files = [*(base / f"{name}{kind}.txt" for kind in ("", ".hashed", ".source")), *sorted((base / name).glob("*"))]
+    files = [base / f"{name}{end}" for end in (".txt", ".hashed.txt", ".source.txt", ".site.py")]
+    files += sorted((base / name).glob("*"))
     digest = hashlib.sha256()
     for f in files:
         if f.is_file():
@@ -68,6 +69,7 @@ def build(name: str, root: Path | None = None) -> None:
     envs/<name>.txt holds every package with its exact version; it is installed with --no-deps, so that nothing else
     comes in. envs/<name>.hashed.txt, where there is one, follows: one hash makes pip demand hashes of a whole file.
     envs/<name>.source.txt is compiled against what is installed by then, torch above all.
+    envs/<name>.site.py, where there is one, runs whenever a Python of the environment starts.
     A folder envs/<name>/ with package.json and package-lock.json is installed with the environment's node. No package's
     scripts run; what one needs to be whole is the script `complete` of our package.json.
 
@@ -98,6 +100,12 @@ def build(name: str, root: Path | None = None) -> None:
     if source.exists():
         flags = ["--quiet", "--no-deps", "--no-build-isolation"]
         _run([str(python), "-m", "pip", "install", *flags, "-r", str(source)], name)
+    at_start = base / "envs" / f"{name}.site.py"
+    if at_start.exists():
+        # Python runs the imports in .pth files at its start (docs.python.org, module site).
+        packages = next(target.glob("lib/python*/site-packages"))
+        shutil.copyfile(at_start, packages / "openforge_site.py")
+        (packages / "openforge_site.pth").write_text("import openforge_site\n")
     npm = base / "envs" / name
     if (npm / "package.json").exists():
         _npm(python, npm, target / "npm", name)

@@ -10,7 +10,12 @@ for env in SOFTWARE:
         name:
             f"software_{env.replace('-', '_')}"
         input:
-            f"envs/{env}.txt",
+            # All of envs/ENV.* and envs/ENV/: what openforge/software.py makes the environment from.
+            sorted(
+                str(p.relative_to(workflow.basedir))
+                for pattern in (f"{env}.*", f"{env}/*")
+                for p in Path(workflow.basedir, "envs").glob(pattern)
+            ),
         output:
             f".software/{env}/ready.json",
         log:

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 from openforge.train.job import needs_base
 from openforge.train.slurm import resources
 
@@ -30,10 +32,19 @@ def of_slurm(name):
     return lambda wildcards: resources(RUNS[wildcards.run].trainer)[name]
 
 
+def blobs_of(wildcards):
+    """What holds the images of the iteration's samples."""
+    part = SimpleNamespace(
+        run=wildcards.run, purpose="train", cell="train", k=wildcards.k
+    )
+    return shard_files("blobs")(part)
+
+
 rule train:
     input:
         samples="results/{run}/samples/purpose=train/cell=train/iteration={k}/samples.parquet",
         report="results/{run}/samples/purpose=train/cell=train/iteration={k}/report.json",
+        blobs=blobs_of,
         policy=trained_from,
         state=state_before,
         base=base_of,

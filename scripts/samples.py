@@ -1,10 +1,12 @@
 """Training rows of an iteration, and what became of every episode."""
 
 import json
+from pathlib import Path
 
-from openforge import condition, tables
+from openforge import blobs, condition, tables
 from openforge.job import job
 from openforge.samples.build import build
+from openforge.samples.images import Shown, Vision
 
 with job("samples", snakemake) as j:  # noqa: F821
     paths, config = snakemake.input, j.train_config  # noqa: F821
@@ -18,6 +20,7 @@ with job("samples", snakemake) as j:  # noqa: F821
         tables.read_rows(list(paths.calls), tables.CALLS),
         config,
         filtered,
+        Shown(Vision.of(Path(paths.base).parent), blobs.sizes(list(paths.blobs))),
     )
     tables.write_table(snakemake.output.samples, tables.SAMPLES, result.samples)  # noqa: F821
     tables.write_beside(snakemake.output.report, json.dumps(result.report, indent=1) + "\n")  # noqa: F821

@@ -29,6 +29,7 @@ with job("train", snakemake) as j:  # noqa: F821
             config_digest=typed.digest(config),
             report=str(Path(paths.report).resolve()),
             base=str(Path(paths.base).resolve().parent) if paths.base else None,
+            blobs=[str(Path(f).resolve()) for f in paths.blobs],
         ),
         j.say,
     )

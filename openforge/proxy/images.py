@@ -43,6 +43,13 @@ def _part(part: Any, blobs: dict[str, Json], hashes: list[str]) -> Any:
     return {**part, "image_url": {**image, "url": REFERENCE + sha256}}
 
 
+def by_its_data(part: Json) -> bool:
+    """Whether a part of a message is an image that is in the message, by a data URL."""
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    return part.get("type") == "image_url" and isinstance(url, str) and url.startswith("data:")
+
+
 def decoded(url: Any) -> tuple[str, bytes] | None:
     """Media type and bytes of a base64 data URL (RFC 2397); None for anything else."""
     if not isinstance(url, str) or not url.startswith("data:"):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from openforge.proxy.images import by_its_data
 from openforge.proxy.side import asks_aside
 from openforge.proxy.threads import Call, text_of
 
@@ -109,7 +110,7 @@ def _format(c: Call, _: Episode) -> bool:
 def _images(c: Call, _: Episode) -> bool:
     lists = [m["content"] for m in c.record["messages"] if isinstance(m.get("content"), list)]
     parts = [p for parts in lists for p in parts if isinstance(p, dict)]
-    return any(p.get("type") not in (None, "text", "refusal") for p in parts)
+    return not all(p.get("type") in (None, "text", "refusal") or by_its_data(p) for p in parts)
 
 
 def _rejected(c: Call, _: Episode) -> bool:
@@ -136,7 +137,7 @@ REASONS: dict[str, tuple[str, Test]] = {
     ),
     "forced_tool": ("a grammar forced a tool call: forced tokens have logprob 0", _forced),
     "forced_format": ("a grammar forced the format", _format),
-    "images": ("image tokens are not recorded by this version", _images),
+    "images": ("it shows what is not recorded: an image elsewhere, sound, a file", _images),
     "duplicate": ("another call has the same prompt and response", lambda c, _: c.duplicate),
     "ambiguous_parent": ("its prompt extends several identical calls", lambda c, _: c.ambiguous),
     "rejected_draft": ("another answer to the same prompt was continued", _rejected),

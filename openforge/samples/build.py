@@ -17,6 +17,7 @@ from openforge import tables
 from openforge.config import RunConfig
 from openforge.rollout.status import ENDS
 from openforge.samples.credit import ESTIMATORS, degenerate, discounts, outcome
+from openforge.samples.images import Shown
 from openforge.samples.merge import Merged, SamplesError, merge
 from openforge.samples.shaping import overlong
 
@@ -55,10 +56,12 @@ def build(
     calls: Sequence[Row],
     config: RunConfig,
     filtered: Collection[str] = (),
+    shown: Shown | None = None,
 ) -> Result:
     """Rows of `tables.SAMPLES` from an iteration's training episodes, their scores and calls.
 
-    `filtered` are the episodes that `data.filter` leaves out.
+    `filtered` are the episodes that `data.filter` leaves out. `shown` is what the calls show of images; without it the
+    model is a language model.
 
     Raises:
         SamplesError: tables that contradict one another, or a group sampled by two policies without a
@@ -82,7 +85,7 @@ def build(
             unused[f"episode: {reason}"] += len(own)
             continue
         score = latest[str(e["episode_id"])]
-        rows, dropped = merge(own) if own else ([], Counter())
+        rows, dropped = _rows(own, shown or Shown(None, {})) if own else ([], Counter())
         unused += dropped
         kept = [m for m in rows if len(m.token_ids) <= config.actor.row_tokens]
         unused["row_too_long"] += sum(len(m.calls) for m in rows) - sum(len(m.calls) for m in kept)
@@ -113,6 +116,15 @@ def _calls_of(calls: Iterable[Row], known: set[str]) -> dict[str, list[Row]]:
     if strange:
         raise SamplesError(f"the calls table names episode {strange[0]}, which is not in the episodes table")
     return found
+
+
+def _rows(calls: Sequence[Row], shown: Shown) -> tuple[list[Merged], Counter[str]]:
+    try:
+        return merge(calls, shown.fault)
+    except KeyError as e:
+        raise SamplesError(
+            f"episode {calls[0]['episode_id']} shows image {e.args[0]}, which is not in the iteration's blobs"
+        ) from None
 
 
 def _latest(scores: Iterable[Row]) -> dict[str, Row]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 from openforge.proxy.lineage import Prompts
+
+# Why a call may not be trained on after all, by its row and its prompt; None where it may.
+Fault = Callable[[Mapping[str, Any], "array[int]"], str | None]
 
 
 class SamplesError(ValueError):
@@ -28,7 +31,7 @@ class Merged:
         loss_mask: 1 where a token is a response token of one of `calls`.
         logprobs: recorded log-probabilities there, 0 elsewhere.
         policy_versions: the versions that sampled `calls`.
-        images: hashes of the images in the last call's prompt.
+        images: hashes of the images in the last call's prompt, in the order of their tokens.
     """
 
     calls: list[int]
@@ -49,12 +52,17 @@ class Merged:
         return [next(trained) if m else 0.0 for m in self.loss_mask]
 
 
-def merge(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Merged], Counter[str]]:
+def _no_fault(_: Mapping[str, Any], __: array[int]) -> None:
+    return None
+
+
+def merge(rows: Sequence[Mapping[str, Any]], fault: Fault = _no_fault) -> tuple[list[Merged], Counter[str]]:
     """Training rows of one episode, by their first call, and how many calls are not trained for which reason.
 
     A trainable call continues the row of the nearest trainable call that its prompt exactly extends. Where
     several extend the same one, the first to arrive continues its row; each other begins a row of its own
-    with the shared prefix as context. Calls in between that are not trainable are context.
+    with the shared prefix as context, and so does one whose prompt shows other images in the same tokens. Calls in
+    between that are not trainable are context. `fault` is asked of those that the table calls trainable.
 
     Raises:
         SamplesError: counts that disagree, or a parent that the prompt does not extend.
@@ -62,10 +70,12 @@ def merge(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Merged], Counter[str]
     calls = {int(r["call"]): r for r in rows}
     if len(calls) != len(rows):
         raise SamplesError(f"episode {rows[0]['episode_id']}: a call stands twice in the calls table")
-    trainable = {c for c, r in calls.items() if r["trainable"]}
-    dropped = Counter(str(r["reason"] or "not trainable") for r in rows if not r["trainable"])
-    heads, following = _chains(calls, trainable)
     prompts = Prompts(rows)
+    reasons = {
+        c: fault(r, prompts.of(c)) if r["trainable"] else r["reason"] or "not trainable" for c, r in calls.items()
+    }
+    dropped = Counter(reason for reason in reasons.values() if reason is not None)
+    heads, following = _chains(calls, {c for c, reason in reasons.items() if reason is None})
     return [_row(head, following, calls, prompts) for head in heads], dropped
 
 
@@ -77,11 +87,17 @@ def _chains(calls: Mapping[int, Mapping[str, Any]], trainable: set[int]) -> tupl
         before = calls[c]["parent"]
         while before is not None and before not in trainable:
             before = calls[before]["parent"]
-        if before is None or before in following:
+        if before is None or before in following or not _shows_more(calls[before], calls[c]):
             heads.append(c)
         else:
             following[before] = c
     return heads, following
+
+
+def _shows_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a prompt's images go on from those of the one before: images of one size have the same tokens."""
+    images = before["images"] or []
+    return list(images) == list((after["images"] or [])[: len(images)])
 
 
 def _check(row: Mapping[str, Any], prompt: Sequence[int]) -> None:

@@ -15,6 +15,12 @@ REASONS: dict[str, str] = {
     "zero_variance": "All of its group had the same outcome.",
     "no_row": "None of its episodes gives a row.",
 }
+# Of calls that the proxy found nothing wrong with; its own reasons are in openforge/proxy/trained.py.
+CALLS: dict[str, str] = {
+    "image_tokens": "Its image tokens are not those that the trainer's image processor makes of its images.",
+    "image_token_sampled": "The policy sampled a token that stands for an image or a video.",
+    "image_format": "It shows an image that is no PNG, JPEG or GIF, whose size is not known.",
+}
 SCORES = {"missing": "It was not scored.", "NULL": "Its score has no reward.", "judge_failed": "Its judge failed."}
 
 
@@ -23,4 +29,4 @@ def meaning(reason: str) -> str:
     kind, _, name = reason.rpartition(": ")
     if kind.endswith("status"):
         return ENDS[name].meaning
-    return SCORES.get(name, "It could not be scored.") if kind.endswith("score") else REASONS.get(name, "")
+    return SCORES.get(name, "It could not be scored.") if kind.endswith("score") else (REASONS | CALLS).get(name, "")

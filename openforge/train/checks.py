@@ -13,6 +13,8 @@ import numpy as np
 from openforge.config import RunConfig
 from openforge.config_training import Trainer
 from openforge.policy.weights import read_checkpoint
+from openforge.samples.credit import ESTIMATORS
+from openforge.samples.images import Vision
 from openforge.train.job import Job, TrainError
 
 # Lists of a sample, one value a token each.
@@ -34,6 +36,12 @@ def check_samples(job: Job, samples: Sequence[Mapping[str, Any]]) -> None:
         TrainError: names the table, the sample and what would be right.
     """
     source, folder = Path(job.samples), Path(job.checkpoint_in)
+    estimator = job.typed.algorithm.adv_estimator
+    if ESTIMATORS[estimator].critic and Vision.of(folder) is not None:
+        raise TrainError(
+            f"algorithm.adv_estimator {estimator} has a critic, and there is none of a model that sees images, as "
+            f"{folder} does; take another estimator"
+        )
     words, most = vocabulary(folder), job.typed.actor.row_tokens
     version = str(read_checkpoint(folder)["policy_version"])
     if len({s["advantages"] is None for s in samples}) > 1:

@@ -40,8 +40,9 @@ import torch.distributed as dist  # noqa: E402
 
 from openforge import tables  # noqa: E402
 from openforge.config_training import Trainer  # noqa: E402
-from openforge.policy.probe import keep_probe, probe_ids  # noqa: E402
+from openforge.policy.probe import keep_probe, probe_ids, vision_ids  # noqa: E402
 from openforge.samples.credit import ESTIMATORS  # noqa: E402
+from openforge.samples.images import VisionError  # noqa: E402
 from openforge.train import checkpoint, lora, verl_cpu  # noqa: E402
 from openforge.train.checks import check_device, check_samples, vocabulary  # noqa: E402
 from openforge.train.job import PROGRESS, REFUSED, Job, TrainError, layout_of, lora_of  # noqa: E402
@@ -109,8 +110,12 @@ class Epoch:
         check_samples(job, samples)
         self.rows = [row_of(s) for s in samples]
         self.lengths = [len(r.token_ids) for r in self.rows]
-        # The engine that shares prefixes is registered for the CPU only.
-        self.shared = self.config.actor.use_shared_prefix and self.config.trainer.device == "cpu"
+        from openforge.train.images import load
+
+        self.images = load(Path(job.checkpoint_in), self.rows, job.blobs, job.samples)
+        # The engine that shares prefixes is registered for the CPU only, and is for language models.
+        on_cpu = self.config.trainer.device == "cpu"
+        self.shared = self.config.actor.use_shared_prefix and on_cpu and self.images is None
         self.size = self.config.actor.ppo_micro_batch_size_per_gpu or 1
         self.metrics: list[dict[str, Any]] = []
         self.critic: Any = None
@@ -148,6 +153,7 @@ class Epoch:
             [self.rows[i] for i in indices],
             {name: [values[i] for i in indices] for name, values in columns.items()},
             pad,
+            self.images,
             temperature=self.config.sampling.temperature,
             shared_prefix=self.shared,
             entropy_grad=actor.entropy_coeff != 0.0,
@@ -317,22 +323,28 @@ def _parts(job: Job, worker: Any, values: Any, state: Path | None, model: Path) 
             lora.save(worker.engine.module, full, state / lora.ADAPTER)
             full = lora.merged(full, options.lora_alpha / options.lora_rank)
         save_file(full, model / "model.safetensors", metadata={"format": "pt"})
-    ids = probe_ids(vocabulary(Path(job.checkpoint_in)))
-    keep_probe(model, ids, _scored(worker, ids))
+    keep_probe(model, *_probe(job, worker))
 
 
-def _scored(worker: Any, ids: list[int]) -> list[float]:
-    """Log-probs that the worker's engine gives for a prompt's tokens after the first, on every process."""
+def _probe(job: Job, worker: Any) -> tuple[list[int], list[float]]:
+    """The probe's ids, and the log-probs that the worker's engine gives for those after the first, on every process."""
+    from transformers import AutoConfig
+
+    from openforge.train.images import load
     from openforge.train.worker import batch, infer
 
+    source = Path(job.checkpoint_in)
+    ids = probe_ids(vocabulary(source), vision_ids(AutoConfig.from_pretrained(source)))
     ones: Any = np.ones(len(ids) - 1, np.float32)
     row = Row("", "", "", np.asarray(ids, np.int64), ones.astype(np.int64), ones, ones, 0.0, 1.0, "")
     # Every replica scores the same row.
     limits = {"use_dynamic_bsz": True, "max_token_len_per_gpu": len(ids)}
-    data = batch([row], {}, 0, temperature=1.0, shared_prefix=False, entropy_grad=False, **limits)
+    # A model that sees takes positions in three dimensions, whether a row shows something or not.
+    images = load(source, [], [], job.samples)
+    data = batch([row], {}, 0, images, temperature=1.0, shared_prefix=False, entropy_grad=False, **limits)
     found = infer(worker, data, "log_probs")
     scored: list[float] = gathered(None if found is None else found[0].tolist())[0]
-    return scored
+    return ids, scored
 
 
 def _base(job: Job) -> Path:
@@ -395,6 +407,7 @@ def main(path: Path) -> None:
             "training/rows_per_episode": len(rows) / len({r.episode_id for r in rows}),
             "training/staleness": sum(r.staleness(job.iteration) for r in rows) / len(rows),
             "training/trained_tokens": sum(int(r.mask.sum()) for r in rows),
+            "training/images": sum(len(r.images) for r in rows),
             "training/length_mean": sum(epoch.lengths) / len(rows),
             "training/length_max": max(epoch.lengths),
             "timing/imports": imported - _STARTED,
@@ -413,6 +426,6 @@ def main(path: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except TrainError as e:
+    except (TrainError, VisionError) as e:
         print(f"{REFUSED}{e}", flush=True)
         sys.exit(2)

@@ -4,7 +4,7 @@ environment."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Job:
         config_digest: digest of the configuration, kept in checkpoint.json.
         base: folder of checkpoint 0, where `needs_base` says that training reads it.
         report: the samples' report.json, whose counts go into the metrics; None leaves them out.
+        blobs: files of the iteration's blobs, which hold the samples' images.
     """
 
     run: str
@@ -51,6 +52,7 @@ class Job:
     config_digest: str
     base: str | None = None
     report: str | None = None
+    blobs: list[str] = field(default_factory=list)
 
     @property
     def typed(self) -> RunConfig:

@@ -21,6 +21,7 @@ class Row:
         reward: the episode's reward.
         weight: share of the row in its episode.
         policy_version: what sampled it, ITERATION@SHA256.
+        images: hashes of its images, in the order of their tokens.
     """
 
     sample_id: str
@@ -33,6 +34,7 @@ class Row:
     reward: float
     weight: float
     policy_version: str
+    images: tuple[str, ...] = ()
 
     @property
     def prompt_length(self) -> int:
@@ -59,6 +61,7 @@ def row_of(sample: Mapping[str, Any]) -> Row:
         float(sample["rewards"][int(trained[-1])]),
         float(sample["weight"]),
         sample["policy_version"],
+        tuple(sample["images"] or ()),
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import NonTensorData, TensorDict
+from transformers import AutoConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import HFModelConfig, TrainingWorkerConfig
@@ -28,6 +29,12 @@ from openforge.train.engines import (
 from openforge.train.job import TrainError
 from openforge.train.losses import policy_loss
 from openforge.train.rows import Row
+
+if TYPE_CHECKING:
+    from openforge.train.images import Images
+
+# Where padding is removed, veRL gives them an attention that is flash attention's; and see _whole_to_merged.
+_QWEN2_VL = ("qwen2_vl", "qwen2_5_vl")
 
 Columns = Mapping[str, Sequence[torch.Tensor]]
 
@@ -55,13 +62,15 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
     """A worker of veRL's model type `kind`, without a loss; `options` are those of its HFModelConfig."""
     # Fresh adapters and a critic's fresh head are drawn.
     torch.manual_seed(config.seed)
+    cpu = config.trainer.device == "cpu"
+    qwen2_vl = AutoConfig.from_pretrained(options["path"]).model_type in _QWEN2_VL
     worker = TrainingWorker(
         TrainingWorkerConfig(
             model_type=kind,
             model_config=HFModelConfig(
                 # The tokenizer's files are copied as they are; nothing here tokenises.
                 load_tokenizer=False,
-                use_remove_padding=True,
+                use_remove_padding=not (cpu and qwen2_vl),
                 enable_gradient_checkpointing=checkpointing(config),
                 override_config=model_overrides(config, Path(options["path"])),
                 **options,
@@ -73,9 +82,19 @@ def make(kind: str, options: dict[str, Any], config: RunConfig, optim: Optim) ->
         )
     )
     worker.reset()
+    if qwen2_vl:
+        _whole_to_merged(worker.engine.module)
     if config.actor.strategy == "fsdp2":
         _hold_after(worker.engine.lr_scheduler, optim)
     return worker
+
+
+def _whole_to_merged(module: torch.nn.Module) -> None:
+    """Let a vision tower return the merged patches alone: where a micro-batch shows nothing, veRL's forward of Qwen2-VL
+    takes the mean of what it returns, and transformers 5 returns more than a tensor."""
+    for name, part in module.named_modules():
+        if name.rpartition(".")[2] == "visual":
+            part.register_forward_hook(lambda _, __, output: getattr(output, "pooler_output", output))
 
 
 def _modules(targets: str | tuple[str, ...]) -> str | list[str]:
@@ -133,16 +152,19 @@ def _named(worker: TrainingWorker) -> Iterable[tuple[str, torch.Tensor]]:
     return state.items()
 
 
-def batch(rows: Sequence[Row], columns: Columns, pad: int, **settings: Any) -> TensorDict:
+def batch(rows: Sequence[Row], columns: Columns, pad: int, images: Images | None = None, **settings: Any) -> TensorDict:
     """veRL's TensorDict of rows; the last `pad` rows only even out the ranks: nothing of them is trained.
 
-    `columns` are further tensors over the responses, a list a column in the rows' order.
+    `columns` are further tensors over the responses, a list a column in the rows' order; `images` those of a model that
+    sees, whose positions have three dimensions whether a row shows something or not.
     """
     real = len(rows) - pad
     masks = [torch.from_numpy(r.mask if i < real else r.mask * 0) for i, r in enumerate(rows)]
     tensors = {
         "input_ids": _nested([torch.from_numpy(r.token_ids) for r in rows]),
-        "position_ids": _nested([torch.arange(len(r.token_ids)) for r in rows]),
+        "position_ids": _nested([torch.arange(len(r.token_ids)) for r in rows])
+        if images is None
+        else tu.nested_tensor_from_tensor_list([images.positions(r) for r in rows], ragged_idx=2),
         "prompts": _nested([torch.from_numpy(r.token_ids[: r.prompt_length]) for r in rows]),
         "responses": _nested([torch.from_numpy(r.token_ids[r.prompt_length :]) for r in rows]),
         "response_mask": _nested(masks),
@@ -150,7 +172,10 @@ def batch(rows: Sequence[Row], columns: Columns, pad: int, **settings: Any) -> T
         "rollout_log_probs": _nested([torch.from_numpy(r.recorded) for r in rows]),
         **{name: _nested(list(values)) for name, values in columns.items()},
     }
-    return tu.get_tensordict(tensors, {"pad_token_id": 0, **settings})
+    data = tu.get_tensordict(tensors, {"pad_token_id": 0, **settings})
+    if images is not None:
+        tu.assign_non_tensor_stack(data, "multi_modal_inputs", [images.patches(r) for r in rows])
+    return data
 
 
 def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:

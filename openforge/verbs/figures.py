@@ -36,7 +36,7 @@ TURNS, PROMPT_TOKENS, USED = 1.4, 365.0, 0.33
 # Bytes of tables that an episode leaves in the demo, artifacts included.
 EPISODE_BYTES = 1200.0
 # Bytes of the checkpoint of a bundled model, fp32 and untied.
-BUNDLED_BYTES = {"smollm2-135m-instruct": 655e6, "tiny-random": 13e6}
+BUNDLED_BYTES = {"smollm2-135m-instruct": 655e6, "tiny-random": 13e6, "tiny-random-vl": 3e6}
 UNKNOWN_PARAMETERS = 7e9
 # AdamW keeps two fp32 numbers a parameter, beside four bytes of weights.
 STATE_SHARE = 2.0

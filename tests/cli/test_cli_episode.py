@@ -57,7 +57,7 @@ GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random
         (
             [*GOOD, "--model", "nobody"],
             "--model 'nobody' must be a model folder, a hub id with its revision (OWNER/NAME@REVISION), RUN@k, a URL, "
-            "or one of smollm2-135m-instruct, tiny-random",
+            "or one of smollm2-135m-instruct, tiny-random, tiny-random-vl",
         ),
         ([*GOOD, "--model", "r@x"], "policy 'r@x': RUN@k needs a checkpoint's number, e.g. r@3"),
         (

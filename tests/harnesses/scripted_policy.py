@@ -20,7 +20,7 @@ from aiohttp import web
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from openforge.policy import prepare
+from openforge.policy import tiny
 
 Json = dict[str, Any]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
@@ -151,7 +151,7 @@ def _template() -> jinja2.Template:
     # As transformers sets it up: whitespace around blocks goes, and tojson escapes nothing for HTML.
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation])
     env.filters["tojson"] = _tojson
-    return env.from_string(Path(prepare.CHAT_TEMPLATE).read_text())
+    return env.from_string(Path(tiny.CHAT_TEMPLATE).read_text())
 
 
 def render(messages: list[Json], tools: list[Json] | None, prompt: bool = True) -> str:

@@ -35,9 +35,9 @@ TALK: list[dict[str, Any]] = [
 ORACLE = """
 import json, sys
 from pathlib import Path
-from openforge.policy.prepare import _tiny
+from openforge.policy.tiny import tiny
 from transformers import AutoTokenizer
-_tiny(Path(sys.argv[1]))
+tiny(Path(sys.argv[1]))
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 asked = json.load(sys.stdin)
 ask = dict(add_generation_prompt=True, tokenize=True, return_dict=False)

@@ -1,5 +1,6 @@
 """Preparing models in the serve environment (torch, transformers, gguf)."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -51,6 +52,21 @@ mine, theirs = rotated.transpose(0, 1), r2[0]
 print((mine @ mine.mT - theirs @ theirs.mT).abs().max().item())
 """
 
+SEE = """
+import sys, torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+see, model = AutoProcessor.from_pretrained(sys.argv[1]), AutoModelForImageTextToText.from_pretrained(sys.argv[1])
+talk = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]
+text = see.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+said = []
+for grey in (0, 200):
+    given = see(text=[text], images=[Image.new("RGB", (640, 360), (grey, 90, 30))], return_tensors="pt")
+    said.append(model(**given).logits[0, -1].log_softmax(-1))
+print(text.replace("\\n", "/"), int((given["input_ids"] == model.config.image_token_id).sum()),
+      float((said[0] - said[1]).abs().max()), sep="\\t")
+"""
+
 
 def serve_python(code: str, *args: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
@@ -76,6 +92,17 @@ def test_tied_folder_in_shards_is_untied_and_computes_the_same(tmp_path: Path) -
     assert checkpoint["source"] == str(source)
     assert checkpoint["policy_version"] == f"0@{weights_sha256(out)}"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_the_tiny_vision_model_sees(tmp_path: Path) -> None:
+    prepare("tiny-random-vl", tmp_path / "vl")
+    text, tokens, apart = serve_python(SEE, str(tmp_path / "vl")).rstrip("\n").split("\t")
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert text == f"<|im_start|>user/{image}what is it?<|im_end|>/<|im_start|>assistant/"
+    # 640 x 360 becomes 640 x 352, 20 x 11 patches of 32 x 32 pixels each.
+    assert int(tokens) == 220 and float(apart) > 0.1
+    shown = {261, 262, 259, 260}
+    assert not shown & set(json.loads((tmp_path / "vl/probe.json").read_text())["ids"])
 
 
 def test_gguf_query_and_key_rows_are_put_in_transformers_order() -> None:

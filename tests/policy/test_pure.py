@@ -164,6 +164,8 @@ def test_probe_prompt_is_fixed() -> None:
     ids = probe_ids(320)
     assert ids[:3] == [17, 25, 191] and len(ids) == 32
     assert all(0 <= i < 320 for i in ids) and len(set(ids)) > 20
+    # No image belongs to a placeholder of one.
+    assert probe_ids(320, {17, 25, 24})[:3] == [16, 23, 191]
 
 
 @pytest.mark.parametrize(

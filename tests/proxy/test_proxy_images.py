@@ -123,6 +123,15 @@ def test_images_are_blobs_in_the_prompts_order() -> None:
     assert prompt_ids(rows, 1) == [1, 9, 9, 9, 2, 3, 4, 9, 9, 9, 9, 9, 9, 5]
 
 
+def test_calls_with_images_in_them_are_trained() -> None:
+    asked = [{"role": "user", "content": [{"type": "text", "text": "look"}, shown(png(4, 2))]}]
+    rows, _ = call_rows(episode(call(0, [1, 9, 9, 2], [3], messages=asked)))
+    assert rows[0]["reason"] is None and len(rows[0]["images"]) == 1
+    sound = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}, shown(png(4, 2))]}]
+    rows, _ = call_rows(episode(call(0, [1, 9, 9, 2], [3], messages=sound)))
+    assert rows[0]["reason"] == "images"
+
+
 async def test_a_screenshot_through_the_proxy(rig: Rig) -> None:
     data = png(32, 16)
     asked = chat("x")

@@ -109,7 +109,8 @@ def test_the_job_leaves_out_what_the_configuration_says(
     calls = [c | {"policy_version": "0@abc"} for c in tables.read_rows(files["calls"], tables.CALLS) if c["call"] == 0]
     tables.write_table(tmp_path / "calls.parquet", tables.CALLS, calls)
     episodes, scores = [str(f) for f in files["episodes"]], str(files["scores"][0])
-    paths = {"episodes": episodes, "calls": ["calls.parquet"], "scores": scores}
+    (tmp_path / "config.json").write_text("{}")  # a language model's
+    paths = {"episodes": episodes, "calls": ["calls.parquet"], "blobs": [], "scores": scores, "base": "checkpoint.json"}
     (tmp_path / "config").mkdir()
     data = {"model": "tiny-random", "iterations": 2, "tasks": {"source": "tiny"}, "data": {"filter": where}}
     (tmp_path / "config/made.yaml").write_text(json.dumps(data))

@@ -86,6 +86,7 @@ def test_advantages_are_the_tables_or_the_jobs(tmp_path: Path) -> None:
     assert said == "some samples have advantages and some have none; write the samples again"
 
 
+SEES = {"image_token_id": 5, "vision_config": {}, "text_config": {"vocab_size": 10}}
 LONG = {"token_ids": [1] * 7, "loss_mask": [0] + [1] * 6}
 LONG |= {c: [-0.5] * 7 for c in ("logprobs", "rewards", "advantages")}
 
@@ -112,6 +113,17 @@ def test_a_sample_that_cannot_be_trained_is_one_sentence(
 ) -> None:
     said = refused(tmp_path, sample(), sample(sample_id="s2", **changes))
     assert said.startswith(f"sample s2 {sentence}")
+
+
+def test_a_model_that_sees_has_no_critic(tmp_path: Path) -> None:
+    made = job(tmp_path, [sample(advantages=None)], config_json=json.dumps(SEES))
+    processor = {"image_processor_type": "Qwen2VLImageProcessor"}
+    (tmp_path / "checkpoints/0000/preprocessor_config.json").write_text(json.dumps(processor))
+    made.config["algorithm"] = {"adv_estimator": "gae"}
+    with pytest.raises(
+        TrainError, match=r"^algorithm\.adv_estimator gae has a critic, and there is none of a model that"
+    ):
+        check_samples(made, tables.read_rows(made.samples, tables.SAMPLES))
 
 
 def test_a_null_is_no_logprob(tmp_path: Path) -> None:

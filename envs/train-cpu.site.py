@@ -1,0 +1,1 @@
+serve-cpu.site.py
