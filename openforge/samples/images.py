@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,8 @@ class Shown:
     vision: Vision | None
     sizes: Sizes
 
-    def fault(self, call: Mapping[str, Any], prompt: array[int]) -> str | None:
-        """Why a call cannot be trained on, by the images of its prompt; None where it can.
+    def fault(self, call: Mapping[str, Any], prompt_of: Callable[[int], array[int]]) -> str | None:
+        """Why a call cannot be trained on, by its images; None where it can. `prompt_of` gives the prompt of an index.
 
         Raises:
             KeyError: the hash of an image that has no size here.
@@ -142,7 +142,8 @@ class Shown:
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
             return "image_format"
-        return None if vision.shows(prompt, [vision.tokens(*size) for size in known]) else "image_tokens"
+        tokens = [vision.tokens(*size) for size in known]
+        return None if vision.shows(prompt_of(int(call["call"])), tokens) else "image_tokens"
 
 
 def _json(file: Path) -> dict[str, Any]:

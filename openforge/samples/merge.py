@@ -12,8 +12,8 @@ from typing import Any
 
 from openforge.proxy.lineage import Prompts
 
-# Why a call may not be trained on after all, by its row and its prompt; None where it may.
-Fault = Callable[[Mapping[str, Any], "array[int]"], str | None]
+# Why a call may not be trained on after all, by its row and what gives a call's prompt; None where it may.
+Fault = Callable[[Mapping[str, Any], Callable[[int], "array[int]"]], str | None]
 
 
 class SamplesError(ValueError):
@@ -52,7 +52,7 @@ class Merged:
         return [next(trained) if m else 0.0 for m in self.loss_mask]
 
 
-def _no_fault(_: Mapping[str, Any], __: array[int]) -> None:
+def _no_fault(_: Mapping[str, Any], __: Callable[[int], array[int]]) -> None:
     return None
 
 
@@ -71,9 +71,7 @@ def merge(rows: Sequence[Mapping[str, Any]], fault: Fault = _no_fault) -> tuple[
     if len(calls) != len(rows):
         raise SamplesError(f"episode {rows[0]['episode_id']}: a call stands twice in the calls table")
     prompts = Prompts(rows)
-    reasons = {
-        c: fault(r, prompts.of(c)) if r["trainable"] else r["reason"] or "not trainable" for c, r in calls.items()
-    }
+    reasons = {c: fault(r, prompts.of) if r["trainable"] else r["reason"] or "not trainable" for c, r in calls.items()}
     dropped = Counter(reason for reason in reasons.values() if reason is not None)
     heads, following = _chains(calls, {c for c, reason in reasons.items() if reason is None})
     return [_row(head, following, calls, prompts) for head in heads], dropped
