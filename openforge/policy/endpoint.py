@@ -139,9 +139,7 @@ def unlike(model: str, entries: Mapping[str, Mapping[str, Any]], keys: Sequence[
         for url, value in told.items():
             first, wanted = next(iter(told.items()))
             if value != wanted:
-                return (
-                    f"{url} serves {model} with {key} {value}, {first} with {wanted}; replicas serve the same weights"
-                )
+                return f"{url} serves {model} with {key} {value}, {first} with {wanted}; replicas serve one policy"
     return None
 
 
