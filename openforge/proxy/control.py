@@ -14,12 +14,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from openforge.proxy import opening
-from openforge.proxy.calls import Json
+from openforge.proxy import opening, wire
+from openforge.proxy.calls import Json, Refusal
 from openforge.proxy.journal import Journal, JournalError, whole
 from openforge.proxy.lineage import call_rows
 from openforge.proxy.opening import Config
-from openforge.proxy.server import Gate
+from openforge.proxy.server import COUNT, DIALECTS, MODELS, Gate, dialect_of, refused
 from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
@@ -92,7 +92,13 @@ class Control:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def guarded(self, request: web.BaseRequest) -> web.StreamResponse:
-        """`handle` for whoever shows the control key."""
+        """`handle` for whoever shows the control key; an agent that was not given its session's URL is told so."""
+        path = request.path.strip("/")
+        path = path if path.startswith("v1/") else f"v1/{path}"
+        if path in (*DIALECTS, COUNT, MODELS):
+            told = "a session is at /s/ID/v1 (the base URL of OpenAI's clients) and /s/ID (of Anthropic's)"
+            message = f"{request.method} {request.path} is not served: {told}"
+            return refused(Refusal(404, "not_found", message), dialect_of(request, path))
         headers = request.headers
         given = [headers.get("x-api-key", ""), headers.get("authorization", "")[len("Bearer ") :]]
         key = (self._key or "").encode()
@@ -147,7 +153,8 @@ class Control:
         """Open a session as POST /sessions does; it and its API key.
 
         Raises:
-            Refused: a key is missing, unknown or no value for it, or the episode has a session.
+            Refused: a key is missing, unknown or no value for it, the policy server takes no such sampling, or the
+                episode has a session.
         """
         given = opening.filled(body, self._defaults)
         try:
@@ -155,6 +162,9 @@ class Control:
             config = Config.read(given, self.model)
         except (ValueError, TypeError) as e:
             raise Refused(400, str(e)) from None
+        told = wire.not_taken(config.sampling) if self.upstream.api == "openai" else None
+        if told is not None:
+            raise Refused(400, told)
         name = config.episode_id
         if name in self.gate.sessions or name in self._taken:
             raise Refused(409, f"session {name} exists in {self.journal.path.parent}; an episode has one session")
@@ -185,6 +195,13 @@ class Control:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return web.Response(body=session.summary(), content_type="application/json")
+
+    async def close_all(self) -> None:
+        """Seal what is open as killed: whether an agent had ended by itself, nobody has said."""
+        sessions = list(self.gate.sessions.values())
+        for e in await asyncio.gather(*(s.close(harness_exited=False) for s in sessions), return_exceptions=True):
+            if isinstance(e, BaseException):
+                log.error("a session was not closed: %s", e)
 
     # ---- the door -------------------------------------------------------------------------------
     async def door(self, listener: socket.socket) -> None:
@@ -250,6 +267,8 @@ async def _json(request: web.BaseRequest) -> Json:
         body = json.loads(await request.read() or b"{}")
     except ValueError as e:
         raise Refused(400, f"the body is not JSON: {e}") from None
+    except RecursionError:
+        raise Refused(400, "the body is nested too deeply") from None
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body

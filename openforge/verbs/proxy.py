@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEY = "OPENFORGE_PROXY_KEY"
 KEY_LEAST = 16
+PORT_MOST = 65535
 _SAMPLING: dict[str, tuple[type, Any]] = {
     "temperature": (float, 1.0),
     "top_p": (float, 1.0),
@@ -108,8 +109,18 @@ def _settings(args: argparse.Namespace) -> Settings:
         value = getattr(args, name)
         if value is not None and value < low:
             raise VerbError(f"--{name.replace('_', '-')} is {value}; it must be {low} or more")
+    if args.port > PORT_MOST:
+        raise VerbError(f"--port is {args.port}; it must be {PORT_MOST} or less (0 takes a free one)")
+    for name in ("call_seconds", "fsync"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise VerbError(f"--{name.replace('_', '-')} is {value}; it must be a number of seconds above 0")
     if args.tls_key is not None and args.tls_cert is None:
         raise VerbError("--tls-key has no effect without --tls-cert; name the certificate too")
+    for name in (public.CERT, public.KEY):
+        # The URLs handed out would say https of a port that speaks none.
+        if args.tls_cert is None and os.environ.get(name, "").strip():
+            raise VerbError(f"{name} has no effect without --tls-cert: give the files by --tls-cert and --tls-key")
     key = api_key(args.key_env, words)
     model, api, window, version = _asked(args, key, words)
     sampling = {name: getattr(args, name) for name in _SAMPLING}
@@ -151,7 +162,7 @@ def _asked(args: argparse.Namespace, key: str, words: Any) -> tuple[str, Api, in
     Raises:
         ServerError, VerbError: no server answers, or they do not serve one policy.
     """
-    from openforge.policy.endpoint import api_of, listed, model_of, window_of
+    from openforge.policy.endpoint import api_of, listed, model_of, unlike, window_of
     from openforge.policy.server import ServerError
 
     found: dict[str, Mapping[str, Any]] = {}
@@ -178,6 +189,10 @@ def _asked(args: argparse.Namespace, key: str, words: Any) -> tuple[str, Api, in
     for url, entry in found.items():
         if args.api == "auto" and api_of(entry) != api:
             raise VerbError(f"--upstream {first} and {url} take other fields; replicas are alike, or name --api")
+    # What an option says of all of them is not asked.
+    said = {"root": args.policy_version, "max_model_len": args.context_window}
+    if told := unlike(model, found, [key for key, value in said.items() if not value]):
+        raise VerbError(f"--upstream {told}")
     windows = [w for w in map(window_of, entries) if w is not None]
     window: int | None = args.context_window or min(windows, default=None)
     if window is None:

@@ -111,10 +111,23 @@ def test_two_lines_a_session_and_one_line_at_the_end(vllm: str, tmp_path: Path, 
     opened = httpx.post(f"{verb.base}/sessions", headers={"authorization": f"Bearer {verb.key}"})
     assert opened.status_code == 201
     assert verb.end(sig) == (0, f"ended; calls recorded: 1; journal: {journal}\n", "")
-    first, call, _, second = read(journal)
+    first, call, _, second, *closes = read(journal)
     assert (first["episode_id"], first["policy_version"], first["context_window"]) == ("try", "m@/models/m", 4096)
     assert (call["response"]["content"], call["sampling"]["max_tokens"]) == ("echo hi", 9)
     assert second["episode_id"] == opened.json()["episode_id"]
+    # Nobody closed them: they are as if their agents had been killed.
+    assert {(r["record"], r["episode_id"], r["harness_exited"], r["policy_failed"]) for r in closes} == {
+        ("close", episode_id, False, None) for episode_id in ("try", second["episode_id"])
+    }
+    assert len(closes) == 2
+
+
+def test_a_session_that_was_closed_is_not_closed_again(vllm: str, tmp_path: Path) -> None:
+    verb = Verb("--upstream", vllm, "--port", "0", "--journal", str(tmp_path), "--session", "try")
+    headers = {"authorization": f"Bearer {verb.key}"}
+    done = httpx.post(f"{verb.base}/sessions/try/close", headers=headers, json={"harness_exited": True})
+    assert (done.status_code, verb.end()[0]) == (200, 0)
+    assert [(r["record"], r.get("harness_exited")) for r in read(tmp_path)] == [("open", None), ("close", True)]
 
 
 def test_a_key_of_ones_own_is_not_shown(vllm: str, tmp_path: Path) -> None:
@@ -127,7 +140,7 @@ def test_a_key_of_ones_own_is_not_shown(vllm: str, tmp_path: Path) -> None:
 
 
 def test_replicas_and_a_key_for_them(tmp_path: Path) -> None:
-    apps = [mock_vllm.app("m", "sk-vllm", max_model_len=n) for n in (3000, 2000)]
+    apps = [mock_vllm.app("m", "sk-vllm", max_model_len=2000) for _ in range(2)]
     with running(apps[0]) as one, running(apps[1]) as two, socket.create_server(("127.0.0.1", 0)) as closed:
         dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
@@ -173,14 +186,28 @@ def test_what_cannot_be_started_is_one_sentence(
     assert "--max-tokens is 0; it must be 1 or more" in refused(capsys, *one, "--max-tokens", "0")
     assert "--tls-key has no effect without --tls-cert" in refused(capsys, *one, "--tls-key", "k.pem")
     assert "no TLS with c.pem: No such file" in refused(capsys, *one, "--tls-cert", "c.pem")
-    assert "sampling.temperature is nan" in refused(capsys, *one, "--temperature", "nan")
+    assert "sampling.temperature is NaN" in refused(capsys, *one, "--temperature", "nan")
+    assert "sampling.top_p is 0.0; it must be greater than 0" in refused(capsys, *one, "--top-p", "0")
+    for option in ("--call-seconds", "--fsync"):
+        for value in ("0", "-1", "nan", "inf"):
+            told = refused(capsys, *one, option, value)
+            assert told == f"{option} is {float(value)}; it must be a number of seconds above 0\n"
+    told = refused(capsys, "--upstream", vllm, "--port", "99999", "--journal", str(tmp_path / "j"))
+    assert told == "--port is 99999; it must be 65535 or less (0 takes a free one)\n"
     assert "key 'episode_id' is 'a/b'" in refused(capsys, *one, "--session", "a/b")
     monkeypatch.setenv("OPENFORGE_PROXY_KEY", "short")
     assert "OPENFORGE_PROXY_KEY must be at least 16" in refused(capsys, *one)
     monkeypatch.delenv("OPENFORGE_PROXY_KEY")
     monkeypatch.setenv("OPFORGE_VLLM_PROXY_PUBLIC_IP", "192.0.2.1")
     assert "OPFORGE_VLLM_PROXY_PUBLIC_PORT is not set" in refused(capsys, *one)
+    monkeypatch.setenv("OPFORGE_VLLM_PROXY_PUBLIC_PORT", "8443")
+    for name in ("OPFORGE_VLLM_PROXY_TLS_CERT", "OPFORGE_VLLM_PROXY_TLS_KEY"):
+        monkeypatch.setenv(name, "c.pem")
+        told = f"{name} has no effect without --tls-cert: give the files by --tls-cert and --tls-key\n"
+        assert refused(capsys, *one) == told
+        monkeypatch.delenv(name)
     monkeypatch.delenv("OPFORGE_VLLM_PROXY_PUBLIC_IP")
+    monkeypatch.delenv("OPFORGE_VLLM_PROXY_PUBLIC_PORT")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         told = refused(capsys, "--upstream", vllm, "--port", port, "--journal", str(tmp_path / "k"))
@@ -205,6 +232,28 @@ def test_a_policy_that_is_left_open_is_one_sentence(
         assert told == f"--upstream {other} does not list m, which {vllm} serves\n"
         told = refused(capsys, "--upstream", vllm, "--upstream", plain, *journal)
         assert told == f"--upstream {vllm} and {plain} take other fields; replicas are alike, or name --api\n"
+
+
+def test_replicas_with_other_weights_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENFORGE_PROXY_KEY", raising=False)
+    card = {"owned_by": "vllm", "root": "/w/1", "max_model_len": 4096}
+    with (
+        running(cards("m", **card)) as one,
+        running(cards("m", **card | {"root": "/w/2"})) as two,
+        running(cards("m", **card | {"max_model_len": 2048})) as short,
+    ):
+        for url, key, value, first in ((two, "root", "/w/2", "/w/1"), (short, "max_model_len", "2048", "4096")):
+            words = ("--upstream", one, "--upstream", url, "--port", "0", "--journal", str(tmp_path / "j"))
+            assert refused(capsys, *words) == (
+                f"--upstream {url} serves m with {key} {value}, {one} with {first}; replicas serve one policy\n"
+            )
+        # Who says which weights and which window they are is believed.
+        verb = Verb("--upstream", one, "--upstream", two, "--port", "0", "--journal", str(tmp_path / "k"),
+                    "--policy-version", "step-7")  # fmt: skip
+        assert verb.end()[0] == 0
+    assert not (tmp_path / "j").exists()
 
 
 # ---- openforge sql --journal ---------------------------------------------------------------------
