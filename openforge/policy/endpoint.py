@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from openforge.policy.server import MODEL, ServerError
 from openforge.policy.state import send
 from openforge.proxy import wire
 
+# What a server lists of a model's weights: where they were loaded from, and the context window.
+CARD = ("root", "max_model_len")
 # Of a long list in a sentence.
 SHOWN = 20
 
@@ -93,7 +95,7 @@ def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> 
 
     Raises:
         ServerError: it cannot be reached, refuses the key, or leaves open which model to ask for; or a replica serves
-            another model. A replica that cannot be reached may come up later.
+            another model or other weights. A replica that cannot be reached may come up later.
     """
     assert cfg.url is not None
     base, key = wire.base_url(cfg.url), api_key(cfg.api_key_env)
@@ -110,6 +112,8 @@ def attach(cfg: ServerConfig, version: str, progress: Callable[[str], None]) -> 
             continue
         if others and known and model in known and model not in others:
             raise ServerError(f"server.replicas: {url} does not list {model}, which {cfg.url} serves")
+        if told := unlike(model, {cfg.url: entry, url: others.get(model, {})}):
+            raise ServerError(f"server.replicas: {told}")
         window = min(window, window_of(others.get(model, {})) or window)
     return Endpoint(base, key, model, window, version, api, tuple(map(wire.base_url, cfg.replicas)))
 
@@ -123,6 +127,20 @@ def window_of(entry: Mapping[str, Any]) -> int | None:
     """Tokens of a listed model's context window; None where its server does not say."""
     window = entry.get("max_model_len")
     return window if isinstance(window, int) and window > 0 else None
+
+
+def unlike(model: str, entries: Mapping[str, Mapping[str, Any]], keys: Sequence[str] = CARD) -> str | None:
+    """What tells that servers (URL -> entry of the listed model) have other weights, as a sentence; None if nothing.
+
+    Their calls would all be recorded as the first one's policy version. What a server does not tell is not compared.
+    """
+    for key in keys:
+        told = {url: entry[key] for url, entry in entries.items() if entry.get(key) is not None}
+        for url, value in told.items():
+            first, wanted = next(iter(told.items()))
+            if value != wanted:
+                return f"{url} serves {model} with {key} {value}, {first} with {wanted}; replicas serve one policy"
+    return None
 
 
 def api_key(name: str | None, words: Words = _CONFIG) -> str:

@@ -151,7 +151,7 @@ def _asked(args: argparse.Namespace, key: str, words: Any) -> tuple[str, Api, in
     Raises:
         ServerError, VerbError: no server answers, or they do not serve one policy.
     """
-    from openforge.policy.endpoint import api_of, listed, model_of, window_of
+    from openforge.policy.endpoint import api_of, listed, model_of, unlike, window_of
     from openforge.policy.server import ServerError
 
     found: dict[str, Mapping[str, Any]] = {}
@@ -178,6 +178,10 @@ def _asked(args: argparse.Namespace, key: str, words: Any) -> tuple[str, Api, in
     for url, entry in found.items():
         if args.api == "auto" and api_of(entry) != api:
             raise VerbError(f"--upstream {first} and {url} take other fields; replicas are alike, or name --api")
+    # What an option says of all of them is not asked.
+    said = {"root": args.policy_version, "max_model_len": args.context_window}
+    if told := unlike(model, found, [key for key, value in said.items() if not value]):
+        raise VerbError(f"--upstream {told}")
     windows = [w for w in map(window_of, entries) if w is not None]
     window: int | None = args.context_window or min(windows, default=None)
     if window is None:

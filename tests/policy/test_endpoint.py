@@ -101,13 +101,19 @@ async def test_sglang_is_known_by_its_list_of_models_too(stub: PlainStub) -> Non
 async def test_replicas_serve_the_same_model(stub: PlainStub) -> None:
     stub.models = listed("m", owner="vllm", max_model_len=777)
     other = PlainStub()
-    other.models = listed("m", owner="vllm", max_model_len=555)
+    other.models = listed("m", owner="vllm", max_model_len=777, root="org/m")
     await other.start()
     dead = "http://127.0.0.1:9"
     try:
         one = await attached(stub, replicas=[f"{other.url}/", dead])
-        assert (one.base_url, one.replicas, one.context_window) == (stub.url, (other.url, f"{dead}/v1"), 555)
+        assert (one.base_url, one.replicas, one.context_window) == (stub.url, (other.url, f"{dead}/v1"), 777)
         assert len(SAID) == 1 and SAID[0].startswith(f"server.replicas {dead}: {dead}/v1/models cannot be reached")
+        for key, values in (("root", ("org/m", "org/n")), ("max_model_len", (777, 555))):
+            stub.models = listed("m", owner="vllm", **{"max_model_len": 777, key: values[0]})
+            other.models = listed("m", owner="vllm", **{"max_model_len": 777, key: values[1]})
+            told = f"server.replicas: {other.url} serves m with {key} {values[1]}, {stub.url} with {values[0]}; "
+            with pytest.raises(ServerError, match=told):
+                await attached(stub, replicas=[other.url])
         other.models = listed("n", owner="vllm")
         with pytest.raises(ServerError, match=f"server.replicas: {other.url} does not list m, which {stub.url} serves"):
             await attached(stub, replicas=[other.url])

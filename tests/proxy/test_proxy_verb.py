@@ -127,7 +127,7 @@ def test_a_key_of_ones_own_is_not_shown(vllm: str, tmp_path: Path) -> None:
 
 
 def test_replicas_and_a_key_for_them(tmp_path: Path) -> None:
-    apps = [mock_vllm.app("m", "sk-vllm", max_model_len=n) for n in (3000, 2000)]
+    apps = [mock_vllm.app("m", "sk-vllm", max_model_len=2000) for _ in range(2)]
     with running(apps[0]) as one, running(apps[1]) as two, socket.create_server(("127.0.0.1", 0)) as closed:
         dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
@@ -205,6 +205,28 @@ def test_a_policy_that_is_left_open_is_one_sentence(
         assert told == f"--upstream {other} does not list m, which {vllm} serves\n"
         told = refused(capsys, "--upstream", vllm, "--upstream", plain, *journal)
         assert told == f"--upstream {vllm} and {plain} take other fields; replicas are alike, or name --api\n"
+
+
+def test_replicas_with_other_weights_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENFORGE_PROXY_KEY", raising=False)
+    card = {"owned_by": "vllm", "root": "/w/1", "max_model_len": 4096}
+    with (
+        running(cards("m", **card)) as one,
+        running(cards("m", **card | {"root": "/w/2"})) as two,
+        running(cards("m", **card | {"max_model_len": 2048})) as short,
+    ):
+        for url, key, value, first in ((two, "root", "/w/2", "/w/1"), (short, "max_model_len", "2048", "4096")):
+            words = ("--upstream", one, "--upstream", url, "--port", "0", "--journal", str(tmp_path / "j"))
+            assert refused(capsys, *words) == (
+                f"--upstream {url} serves m with {key} {value}, {one} with {first}; replicas serve one policy\n"
+            )
+        # Who says which weights and which window they are is believed.
+        verb = Verb("--upstream", one, "--upstream", two, "--port", "0", "--journal", str(tmp_path / "k"),
+                    "--policy-version", "step-7")  # fmt: skip
+        assert verb.end()[0] == 0
+    assert not (tmp_path / "j").exists()
 
 
 # ---- openforge sql --journal ---------------------------------------------------------------------
