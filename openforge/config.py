@@ -128,11 +128,11 @@ class Sampling(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="Keep 1 in training: the logprobs are renormalised otherwise."
     )
-    top_k: int = Field(default=-1, description="-1 is off; keep it off in training.")
+    top_k: Annotated[int, Field(ge=-1)] = Field(default=-1, description="-1 is off; keep it off in training.")
     min_p: Share = Field(default=0.0, description="0 is off.")
     repetition_penalty: Annotated[float, Field(gt=0)] = Field(default=1.0, description="1 is off.")
-    presence_penalty: float = Field(default=0.0, description="0 is off.")
-    frequency_penalty: float = Field(default=0.0, description="0 is off.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = Field(default=0.0, description="0 is off.")
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = Field(default=0.0, description="0 is off.")
     max_tokens: Positive = Field(
         default=512, description="Sampled tokens a call at most; the harness may ask for fewer."
     )

@@ -60,7 +60,7 @@ def _choices(body: Json) -> int:
 
 
 def _asked(body: Json) -> int | None:
-    newer, older = dialect.count(body, "max_completion_tokens"), dialect.count(body, "max_tokens")
+    newer, older = dialect.count(body, "max_completion_tokens", 1), dialect.count(body, "max_tokens", 1)
     return newer if newer is not None else older
 
 

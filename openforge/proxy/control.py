@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from openforge.proxy import opening
+from openforge.proxy import opening, wire
 from openforge.proxy.calls import Json
 from openforge.proxy.journal import Journal, JournalError, whole
 from openforge.proxy.lineage import call_rows
@@ -147,7 +147,8 @@ class Control:
         """Open a session as POST /sessions does; it and its API key.
 
         Raises:
-            Refused: a key is missing, unknown or no value for it, or the episode has a session.
+            Refused: a key is missing, unknown or no value for it, the policy server takes no such sampling, or the
+                episode has a session.
         """
         given = opening.filled(body, self._defaults)
         try:
@@ -155,6 +156,9 @@ class Control:
             config = Config.read(given, self.model)
         except (ValueError, TypeError) as e:
             raise Refused(400, str(e)) from None
+        told = wire.not_taken(config.sampling) if self.upstream.api == "openai" else None
+        if told is not None:
+            raise Refused(400, told)
         name = config.episode_id
         if name in self.gate.sessions or name in self._taken:
             raise Refused(409, f"session {name} exists in {self.journal.path.parent}; an episode has one session")
@@ -250,6 +254,8 @@ async def _json(request: web.BaseRequest) -> Json:
         body = json.loads(await request.read() or b"{}")
     except ValueError as e:
         raise Refused(400, f"the body is not JSON: {e}") from None
+    except RecursionError:
+        raise Refused(400, "the body is nested too deeply") from None
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body

@@ -91,12 +91,12 @@ def retries(headers: Mapping[str, str]) -> int:
     return int(value) if value.isdecimal() and len(value) < 10 else 0
 
 
-def count(body: Json, key: str) -> int | None:
+def count(body: Json, key: str, least: int = 0) -> int | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise bad(f"{key} is {shown(value)}; it must be a whole number, 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise bad(f"{key} is {shown(value)}; it must be a whole number, {least} or more")
     return min(value, _INT_MOST)
 
 

@@ -57,7 +57,7 @@ def parse(raw: bytes, headers: Mapping[str, str]) -> Request:
         messages=dialect.template_roles(found),
         tools=tools,
         forwarded=_forwarded(body, tools),
-        max_tokens=dialect.count(body, "max_tokens"),
+        max_tokens=dialect.count(body, "max_tokens", 1),
         stream=bool(body.get("stream")),
         include_usage=True,
         top_logprobs=None,

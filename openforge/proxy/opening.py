@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from openforge.config import Sampling
+from openforge.config_reading import show
 from openforge.proxy.calls import Json
-from openforge.tables import SAMPLING
 
 _NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,199}")
 
@@ -101,7 +104,6 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool], bool]] = {
     "seed": ("a whole number", _whole, True),
 }
 _LIMITS = ("turns", "tokens")
-_WHOLE = ("top_k", "max_tokens")
 
 
 def filled(body: Json, defaults: Json | None) -> Json:
@@ -143,9 +145,13 @@ def check(given: Mapping[str, Any]) -> None:
     for key, value in (given.get("limits") or {}).items():
         if key not in _LIMITS or (value is not None and not _count(value)):
             raise ValueError(f"limits.{key} is {value!r}; limits are turns and tokens, each a number above 0 or null")
-    fields = [f.name for f in SAMPLING]
-    for key, value in given["sampling"].items():
-        if key not in fields:
-            raise ValueError(f"sampling.{key} is unknown; fields are {', '.join(fields)}")
-        if value is not None and not (_whole if key in _WHOLE else _number)(value):
-            raise ValueError(f"sampling.{key} is {value!r}; it must be a {'whole ' * (key in _WHOLE)}number")
+    for key in given["sampling"]:
+        if key not in Sampling.model_fields:
+            raise ValueError(f"sampling.{key} is unknown; fields are {', '.join(Sampling.model_fields)}")
+    try:
+        # The ranges of a run's own sampling. Its defaults fill nothing here.
+        Sampling.model_validate(given["sampling"])
+    except ValidationError as e:
+        wrong = e.errors()[0]
+        said = wrong["msg"].replace("Input should", "it must", 1)
+        raise ValueError(f"sampling.{wrong['loc'][0]} is {show(wrong['input'])}; {said}") from None

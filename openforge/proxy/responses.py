@@ -49,7 +49,7 @@ def parse(raw: bytes, headers: Mapping[str, str]) -> Request:
         messages=_messages(body, names),
         tools=tools,
         forwarded=_forwarded(body, tools, names),
-        max_tokens=dialect.count(body, "max_output_tokens"),
+        max_tokens=dialect.count(body, "max_output_tokens", 1),
         stream=bool(body.get("stream")),
         include_usage=True,
         top_logprobs=None,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEY = "OPENFORGE_PROXY_KEY"
 KEY_LEAST = 16
+PORT_MOST = 65535
 _SAMPLING: dict[str, tuple[type, Any]] = {
     "temperature": (float, 1.0),
     "top_p": (float, 1.0),
@@ -108,6 +109,12 @@ def _settings(args: argparse.Namespace) -> Settings:
         value = getattr(args, name)
         if value is not None and value < low:
             raise VerbError(f"--{name.replace('_', '-')} is {value}; it must be {low} or more")
+    if args.port > PORT_MOST:
+        raise VerbError(f"--port is {args.port}; it must be {PORT_MOST} or less (0 takes a free one)")
+    for name in ("call_seconds", "fsync"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise VerbError(f"--{name.replace('_', '-')} is {value}; it must be a number of seconds above 0")
     if args.tls_key is not None and args.tls_cert is None:
         raise VerbError("--tls-key has no effect without --tls-cert; name the certificate too")
     key = api_key(args.key_env, words)

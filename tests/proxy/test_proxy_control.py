@@ -184,9 +184,20 @@ async def test_nothing_of_one_episode_reaches_anothers(http: Http, stub: StubUps
         ({"secret": "schlüssel"}, "key 'secret' must be"),
         ({"sampling": []}, "key 'sampling' is []; it must be an object"),
         ({"sampling": {"temp": 1}}, "sampling.temp is unknown; fields are temperature, top_p"),
-        ({"sampling": {"temperature": "hot"}}, "sampling.temperature is 'hot'; it must be a number"),
-        ({"sampling": {"top_k": 1.5}}, "sampling.top_k is 1.5; it must be a whole number"),
-        (b'{"sampling": {"top_p": NaN}}', "sampling.top_p is nan"),
+        ({"sampling": {"temperature": "hot"}}, 'sampling.temperature is "hot"; it must be a valid number'),
+        ({"sampling": {"temperature": None}}, "sampling.temperature is null; it must be a valid number"),
+        ({"sampling": {"temperature": -0.1}}, "sampling.temperature is -0.1; it must be greater than or equal to 0"),
+        ({"sampling": {"top_k": 1.5}}, "sampling.top_k is 1.5; it must be a valid integer"),
+        ({"sampling": {"top_k": -2}}, "sampling.top_k is -2; it must be greater than or equal to -1"),
+        (b'{"sampling": {"top_p": NaN}}', "sampling.top_p is NaN; it must be"),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p is 0; it must be greater than 0"),
+        ({"sampling": {"top_p": 1.1}}, "sampling.top_p is 1.1; it must be less than or equal to 1"),
+        ({"sampling": {"min_p": 1.1}}, "sampling.min_p is 1.1; it must be less than or equal to 1"),
+        ({"sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty is 0; it must be greater than 0"),
+        ({"sampling": {"presence_penalty": 2.5}}, "sampling.presence_penalty is 2.5; it must be less than"),
+        ({"sampling": {"frequency_penalty": -3}}, "sampling.frequency_penalty is -3; it must be greater than"),
+        ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens is 0; it must be greater than or equal to 1"),
+        (b"[" * 100_000, "the body is nested too deeply"),
         ({"limits": {"turns": "5"}}, "limits.turns is '5'; limits are turns and tokens"),
         ({"limits": {"seconds": 5}}, "limits.seconds is 5"),
         ({"deadline_seconds": 0}, "key 'deadline_seconds' is 0"),
@@ -200,6 +211,19 @@ async def test_a_wrong_body_is_one_sentence(http: Http, body: Any, told: str) ->
     assert (status, got["error"][: len(told)]) == (400, told)
     assert "two words" not in got["error"]
     assert (await http("GET", "/sessions"))[1] == []
+
+
+async def test_sampling_that_a_plain_endpoint_cannot_take_opens_nothing(stub: StubUpstream, tmp_path: Path) -> None:
+    async with served(stub, tmp_path, api="openai") as (_, base), aiohttp.ClientSession() as session:
+        http = Http(base, session)
+        for field, value in (("top_k", 5), ("min_p", 0.2)):
+            status, got = await http("POST", "/sessions", {"sampling": {field: value}})
+            assert (status, got["error"].split(";")[0]) == (
+                400,
+                f"sampling.{field} is {value}, for which an OpenAI-compatible endpoint has no field",
+            )
+        assert (await http("GET", "/sessions"))[1] == []
+        assert (await http("POST", "/sessions", {"sampling": {"top_k": -1}}))[0] == 201
 
 
 async def test_what_is_not_there_or_is_there_already(http: Http) -> None:

@@ -133,6 +133,22 @@ async def test_half_a_character_is_shown_as_unknown(rig: Rig, path: str) -> None
 
 
 # ---- refusals ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("chat/completions", "max_tokens"),
+        ("chat/completions", "max_completion_tokens"),
+        ("messages", "max_tokens"),
+        ("responses", "max_output_tokens"),
+    ],
+)
+async def test_an_answer_of_no_tokens_is_refused(rig: Rig, path: str, key: str) -> None:
+    rig.session()
+    status, raw = await rig.ask(body(path, **{key: 0}), path=path)
+    assert (status, error(path, raw)[1]) == (400, f"{key} is 0; it must be a whole number, 1 or more")
+    assert rig.stub.bodies == []
+
+
 @pytest.mark.parametrize("path", [*PATHS, "messages/count_tokens"])
 async def test_refusals_have_the_dialects_shape(rig: Rig, path: str) -> None:
     anthropic = path.startswith("messages")

@@ -173,7 +173,14 @@ def test_what_cannot_be_started_is_one_sentence(
     assert "--max-tokens is 0; it must be 1 or more" in refused(capsys, *one, "--max-tokens", "0")
     assert "--tls-key has no effect without --tls-cert" in refused(capsys, *one, "--tls-key", "k.pem")
     assert "no TLS with c.pem: No such file" in refused(capsys, *one, "--tls-cert", "c.pem")
-    assert "sampling.temperature is nan" in refused(capsys, *one, "--temperature", "nan")
+    assert "sampling.temperature is NaN" in refused(capsys, *one, "--temperature", "nan")
+    assert "sampling.top_p is 0.0; it must be greater than 0" in refused(capsys, *one, "--top-p", "0")
+    for option in ("--call-seconds", "--fsync"):
+        for value in ("0", "-1", "nan", "inf"):
+            told = refused(capsys, *one, option, value)
+            assert told == f"{option} is {float(value)}; it must be a number of seconds above 0\n"
+    told = refused(capsys, "--upstream", vllm, "--port", "99999", "--journal", str(tmp_path / "j"))
+    assert told == "--port is 99999; it must be 65535 or less (0 takes a free one)\n"
     assert "key 'episode_id' is 'a/b'" in refused(capsys, *one, "--session", "a/b")
     monkeypatch.setenv("OPENFORGE_PROXY_KEY", "short")
     assert "OPENFORGE_PROXY_KEY must be at least 16" in refused(capsys, *one)
