@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from openforge.proxy import wire
@@ -97,6 +98,8 @@ class Session:
     _arrivals: int = 0
     _latest: dict[str, Generation] = field(default_factory=dict)
     _running: set[asyncio.Task[Call]] = field(default_factory=set)
+    # Tokens that each call on its way may sample: limits.tokens holds for calls at once too.
+    _reserved: dict[int, int] = field(default_factory=dict)
     _waits: dict[int, Wait] = field(default_factory=dict)
     _outage: float = 0.0
     # Offset and length of each record.
@@ -147,9 +150,10 @@ class Session:
         self._arrivals += 1
         self.open.add(call)
         draw = before.draw if request.retry and before is not None else call
-        task = asyncio.create_task(self._generate(call, draw, request, time.time()))
+        most = self._reserved[call] = self._max_tokens(request)
+        task = asyncio.create_task(self._generate(call, draw, request, time.time(), most))
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, call))
         # Where the key is there already, its place in the order would stay the first one's.
         self._latest.pop(request.sha256, None)
         self._latest[request.sha256] = generation = Generation(call, draw, task)
@@ -162,8 +166,10 @@ class Session:
             if self._latest[key].task.done():
                 del self._latest[key]
 
-    def _ended(self, task: asyncio.Task[Call]) -> None:
+    def _ended(self, call: int, task: asyncio.Task[Call]) -> None:
         self._running.discard(task)
+        # A task that is cancelled before its first step has freed nothing itself.
+        self._reserved.pop(call, None)
         # Whoever waited may be gone: an exception that nobody fetches is no bug here.
         if not task.cancelled():
             task.exception()
@@ -180,17 +186,26 @@ class Session:
             if limit is not None and used is not None and used >= limit:
                 self.budget_exhausted = True
                 raise Refusal(FINAL, "budget_exhausted", f"the episode's budget of {what} is used up")
+        left = self._left()
+        if left is not None and left <= 0:
+            # Not used up yet: what those calls leave over is there for a later one.
+            sentence = "what is left of the episode's budget of tokens is reserved by the calls on their way"
+            raise Refusal(FINAL, "budget_exhausted", sentence)
+
+    def _left(self) -> int | None:
+        """Tokens of the budget that are neither sampled nor reserved; None without a budget."""
+        if self.config.tokens is None or self.response_tokens is None:
+            return None
+        return self.config.tokens - self.response_tokens - sum(self._reserved.values())
 
     def _max_tokens(self, request: Request) -> int:
         most = self.config.context_window
         for limit in (request.max_tokens, self.config.sampling.get("max_tokens")):
             most = min(most, limit) if limit else most
-        if self.config.tokens is None or self.response_tokens is None:
-            return most
-        return max(1, min(most, self.config.tokens - self.response_tokens))
+        left = self._left()
+        return most if left is None else min(most, left)
 
-    async def _generate(self, call: int, draw: int, request: Request, arrived: float) -> Call:
-        most = self._max_tokens(request)
+    async def _generate(self, call: int, draw: int, request: Request, arrived: float, most: int) -> Call:
         seed = None if self.config.seed is None else wire.call_seed(self.config.seed, draw)
         body = wire.payload(self.upstream.api, request, self.config.model, self.config.sampling, most, seed)
         begun = time.monotonic()
@@ -220,6 +235,7 @@ class Session:
             self._failed(call, arrived, "the client hung up before the answer")
             raise
         finally:
+            del self._reserved[call]
             if wait.ended is None:
                 self._waits.pop(call, None)
         used = self.response_tokens

@@ -10,8 +10,10 @@ import time
 
 import pytest
 from aiohttp import web
-from proxy_rig import SECRET, Rig, assemble, chat, error_code
+from proxy_rig import SAMPLING, SECRET, Rig, assemble, chat, error_code
 from proxy_stub import Json, StubUpstream, completion, recorded
+
+from openforge.proxy.calls import Request
 
 RESENT = {"x-stainless-retry-count": "1"}
 
@@ -419,6 +421,45 @@ async def test_token_budget_clamps_then_refuses(rig: Rig) -> None:
     status, raw = await rig.ask(chat("c"))
     assert (status, error_code(raw)) == (404, "budget_exhausted")
     assert session.state()["response_tokens"] == 11
+
+
+async def test_token_budget_holds_for_calls_at_once(rig: Rig) -> None:
+    async def all_of_it(body: Json) -> web.StreamResponse:
+        # The end token is sampled too.
+        return web.json_response(completion(body, "x" * (body["max_tokens"] - 1), "length"))
+
+    rig.stub.script.extend([all_of_it] * 20)
+    rig.stub.hold = asyncio.Event()
+    session = rig.session(tokens=50, sampling=SAMPLING | {"max_tokens": 15})
+    tasks = [asyncio.create_task(rig.ask(chat(f"q{i}"))) for i in range(20)]
+    for _ in range(4):
+        await rig.stub.arrived.get()
+    refused = 0
+    while refused < 16:
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        refused += len(done)
+        assert {(status, error_code(raw)) for status, raw in (t.result() for t in done)} == {(404, "budget_exhausted")}
+        tasks = list(pending)
+    assert not session.budget_exhausted, "nothing was sampled yet"
+    rig.stub.hold.set()
+    assert [(await t)[0] for t in tasks] == [200] * 4
+    assert sorted(b["max_tokens"] for b in rig.stub.bodies) == [5, 15, 15, 15]
+    assert (session.state()["response_tokens"], session.budget_exhausted) == (50, True)
+
+
+async def test_what_a_call_did_not_sample_or_never_began_is_free_again(rig: Rig) -> None:
+    session = rig.session(tokens=20)
+    rig.stub.hold = asyncio.Event()
+    await rig.hang_up(chat("a"))
+    await rig.stub.aborted.get()
+    rig.stub.hold = None
+    generation = session.generation(Request("chat", "m", [], None, {}, None, False, False, None, 0, "sha"))
+    generation.task.cancel()
+    await asyncio.gather(generation.task, return_exceptions=True)
+    for text in ("b", "c", "d"):
+        assert (await rig.ask(chat(text)))[0] == 200
+    # "ok N" and the end token are five.
+    assert [b["max_tokens"] for b in rig.stub.bodies] == [20, 20, 15, 10]
 
 
 async def test_late_stream_keeps_alive_then_answers(rig: Rig) -> None:
