@@ -117,6 +117,10 @@ def _settings(args: argparse.Namespace) -> Settings:
             raise VerbError(f"--{name.replace('_', '-')} is {value}; it must be a number of seconds above 0")
     if args.tls_key is not None and args.tls_cert is None:
         raise VerbError("--tls-key has no effect without --tls-cert; name the certificate too")
+    for name in (public.CERT, public.KEY):
+        # The URLs handed out would say https of a port that speaks none.
+        if args.tls_cert is None and os.environ.get(name, "").strip():
+            raise VerbError(f"{name} has no effect without --tls-cert: give the files by --tls-cert and --tls-key")
     key = api_key(args.key_env, words)
     model, api, window, version = _asked(args, key, words)
     sampling = {name: getattr(args, name) for name in _SAMPLING}

@@ -187,7 +187,14 @@ def test_what_cannot_be_started_is_one_sentence(
     monkeypatch.delenv("OPENFORGE_PROXY_KEY")
     monkeypatch.setenv("OPFORGE_VLLM_PROXY_PUBLIC_IP", "192.0.2.1")
     assert "OPFORGE_VLLM_PROXY_PUBLIC_PORT is not set" in refused(capsys, *one)
+    monkeypatch.setenv("OPFORGE_VLLM_PROXY_PUBLIC_PORT", "8443")
+    for name in ("OPFORGE_VLLM_PROXY_TLS_CERT", "OPFORGE_VLLM_PROXY_TLS_KEY"):
+        monkeypatch.setenv(name, "c.pem")
+        told = f"{name} has no effect without --tls-cert: give the files by --tls-cert and --tls-key\n"
+        assert refused(capsys, *one) == told
+        monkeypatch.delenv(name)
     monkeypatch.delenv("OPFORGE_VLLM_PROXY_PUBLIC_IP")
+    monkeypatch.delenv("OPFORGE_VLLM_PROXY_PUBLIC_PORT")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         told = refused(capsys, "--upstream", vllm, "--port", port, "--journal", str(tmp_path / "k"))
