@@ -15,11 +15,11 @@ from pathlib import Path
 from aiohttp import web
 
 from openforge.proxy import opening, wire
-from openforge.proxy.calls import Json
+from openforge.proxy.calls import Json, Refusal
 from openforge.proxy.journal import Journal, JournalError, whole
 from openforge.proxy.lineage import call_rows
 from openforge.proxy.opening import Config
-from openforge.proxy.server import Gate
+from openforge.proxy.server import COUNT, DIALECTS, MODELS, Gate, dialect_of, refused
 from openforge.proxy.session import Session
 from openforge.proxy.upstream import Upstream
 
@@ -92,7 +92,13 @@ class Control:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def guarded(self, request: web.BaseRequest) -> web.StreamResponse:
-        """`handle` for whoever shows the control key."""
+        """`handle` for whoever shows the control key; an agent that was not given its session's URL is told so."""
+        path = request.path.strip("/")
+        path = path if path.startswith("v1/") else f"v1/{path}"
+        if path in (*DIALECTS, COUNT, MODELS):
+            told = "a session is at /s/ID/v1 (the base URL of OpenAI's clients) and /s/ID (of Anthropic's)"
+            message = f"{request.method} {request.path} is not served: {told}"
+            return refused(Refusal(404, "not_found", message), dialect_of(request, path))
         headers = request.headers
         given = [headers.get("x-api-key", ""), headers.get("authorization", "")[len("Bearer ") :]]
         key = (self._key or "").encode()

@@ -149,6 +149,20 @@ async def test_nothing_is_told_or_done_without_the_key(http: Http, method: str, 
     assert (await http("GET", "/sessions", **{"x-api-key": right}))[0] == 200
 
 
+async def test_an_agent_without_its_sessions_url_is_told_where_sessions_are(http: Http, stub: StubUpstream) -> None:
+    http.key = None
+    where = "a session is at /s/ID/v1 (the base URL of OpenAI's clients) and /s/ID (of Anthropic's)"
+    for path in ("/v1/chat/completions", "/v1/responses", "/chat/completions"):
+        status, told = await http("POST", path, chat("hi"))
+        assert (status, told["error"]["code"]) == (404, "not_found")
+        assert told["error"]["message"] == f"POST {path} is not served: {where}"
+    status, told = await http("POST", "/v1/messages?beta=true", chat("hi"))
+    assert (status, told["type"], told["error"]["type"]) == (404, "error", "not_found_error")
+    assert told["error"]["message"] == f"POST /v1/messages is not served: {where}"
+    assert (await http("GET", "/v1/models"))[0] == 404
+    assert stub.bodies == []
+
+
 async def test_nothing_of_one_episode_reaches_anothers(http: Http, stub: StubUpstream) -> None:
     (_, one), (_, two) = [await http("POST", "/sessions", {"episode_id": e}) for e in ("e1", "e2")]
     http.key = None
