@@ -196,6 +196,13 @@ class Control:
         task.add_done_callback(self._closing.discard)
         return web.Response(body=session.summary(), content_type="application/json")
 
+    async def close_all(self) -> None:
+        """Seal what is open as killed: whether an agent had ended by itself, nobody has said."""
+        sessions = list(self.gate.sessions.values())
+        for e in await asyncio.gather(*(s.close(harness_exited=False) for s in sessions), return_exceptions=True):
+            if isinstance(e, BaseException):
+                log.error("a session was not closed: %s", e)
+
     # ---- the door -------------------------------------------------------------------------------
     async def door(self, listener: socket.socket) -> None:
         """Take listeners for ever: one connection a hand-over, one JSON line and one file descriptor."""

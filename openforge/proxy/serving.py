@@ -75,7 +75,7 @@ class ServingError(RuntimeError):
 
 
 async def serve(settings: Settings, ready: Callable[[Control, Path, int | None], None]) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end.
+    """Serve until SIGTERM, SIGINT or the parent's end; sessions by hand are closed then.
 
     Args:
         ready: called once everything listens, with the journal and the port.
@@ -118,6 +118,9 @@ async def serve(settings: Settings, ready: Callable[[Control, Path, int | None],
         stack.push_async_callback(gate.release_all)
         ready(control, journal.path, port)
         await over.wait()
+        if key is not None:
+            # A run's shard closes its own sessions: it knows how each harness ended.
+            await control.close_all()
 
 
 def _client(upstream: Sequence[str]) -> aiohttp.ClientSession:

@@ -111,10 +111,23 @@ def test_two_lines_a_session_and_one_line_at_the_end(vllm: str, tmp_path: Path, 
     opened = httpx.post(f"{verb.base}/sessions", headers={"authorization": f"Bearer {verb.key}"})
     assert opened.status_code == 201
     assert verb.end(sig) == (0, f"ended; calls recorded: 1; journal: {journal}\n", "")
-    first, call, _, second = read(journal)
+    first, call, _, second, *closes = read(journal)
     assert (first["episode_id"], first["policy_version"], first["context_window"]) == ("try", "m@/models/m", 4096)
     assert (call["response"]["content"], call["sampling"]["max_tokens"]) == ("echo hi", 9)
     assert second["episode_id"] == opened.json()["episode_id"]
+    # Nobody closed them: they are as if their agents had been killed.
+    assert {(r["record"], r["episode_id"], r["harness_exited"], r["policy_failed"]) for r in closes} == {
+        ("close", episode_id, False, None) for episode_id in ("try", second["episode_id"])
+    }
+    assert len(closes) == 2
+
+
+def test_a_session_that_was_closed_is_not_closed_again(vllm: str, tmp_path: Path) -> None:
+    verb = Verb("--upstream", vllm, "--port", "0", "--journal", str(tmp_path), "--session", "try")
+    headers = {"authorization": f"Bearer {verb.key}"}
+    done = httpx.post(f"{verb.base}/sessions/try/close", headers=headers, json={"harness_exited": True})
+    assert (done.status_code, verb.end()[0]) == (200, 0)
+    assert [(r["record"], r.get("harness_exited")) for r in read(tmp_path)] == [("open", None), ("close", True)]
 
 
 def test_a_key_of_ones_own_is_not_shown(vllm: str, tmp_path: Path) -> None:
