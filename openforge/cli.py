@@ -19,6 +19,7 @@ import pyarrow as pa
 from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
 from openforge.environments.claw_eval import folder
 from openforge.eval import policies
+from openforge.proxy import trained
 from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
@@ -52,7 +53,7 @@ def rendered(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "tables.md": tables.markdown(),
         root / "docs" / "config.md": config.markdown(),
-        root / "docs" / "statuses.md": status.markdown(),
+        root / "docs" / "statuses.md": status.markdown() + "\n" + trained.markdown(),
         root / "docs" / "harnesses.md": harnesses.markdown(),
         root / "config" / "schema.json": json.dumps(config.schema(), indent=1) + "\n",
     }

@@ -252,7 +252,7 @@ CALLS = Table(
         Column("images", pa.list_(_str), "Hashes in blobs of all images of the prompt, in order."),
         Column("delivery", _str, "generated, sent or confirmed."),
         Column("trainable", _bool, "Trained under the task's reward."),
-        Column("reason", _str, "Why not trainable; NULL when trainable.", True),
+        Column("reason", _str, "Why not trainable (docs/statuses.md lists the reasons); NULL when trainable.", True),
         Column("arrived", pa.timestamp("us", tz="UTC"), "Arrival of the request."),
         Column("latency", _f64, "Seconds from arrival to the answer."),
     ),

@@ -147,3 +147,25 @@ REASONS: dict[str, tuple[str, Test]] = {
 def reason(c: Call, episode: Episode) -> str | None:
     """Why a call is not trained; None where it is."""
     return next((name for name, (_, holds) in REASONS.items() if holds(c, episode)), None)
+
+
+def markdown() -> str:
+    """The part of docs/statuses.md on calls."""
+    out = [
+        "## Why a call is not trained on",
+        "",
+        "Rendered from `openforge/proxy/trained.py`. The column `reason` of the table `calls` holds the first of these "
+        "that is true of a call; it is NULL where the call may be trained on (`trainable`).",
+        "",
+        "| reason | meaning |",
+        "|---|---|",
+        *(f"| {name} | {meaning} |" for name, (meaning, _) in REASONS.items()),
+        "",
+        "A `side_call` is one of these:",
+        "",
+        "| kind | meaning |",
+        "|---|---|",
+        *(f"| {name} | {meaning} |" for name, (meaning, _) in SIDE_CALLS.items()),
+        "",
+    ]
+    return "\n".join(out)

@@ -246,6 +246,9 @@ def test_docs_are_written_checked_and_stale_ones_named(project, capsys):
         "docs/harnesses.md",
         "config/schema.json",
     ]
+    told = (project / "docs" / "statuses.md").read_text()
+    assert "| unconfirmed | the harness cannot be shown to have read it |" in told.splitlines()
+    assert "| probe | one token was asked for, to see whether anybody answers |" in told.splitlines()
     assert cli.main(["docs"]) == 0
     assert cli.main(["docs", "--check"]) == 0
     assert capsys.readouterr().out == ""
