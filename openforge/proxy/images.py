@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import struct
 from typing import Any
 
@@ -43,11 +44,15 @@ def _part(part: Any, blobs: dict[str, Json], hashes: list[str]) -> Any:
     return {**part, "image_url": {**image, "url": REFERENCE + sha256}}
 
 
+_BASE64 = re.compile(r"data:[^,]{0,200};base64,")
+
+
 def by_its_data(part: Json) -> bool:
-    """Whether a part of a message is an image that is in the message, by a data URL."""
+    """Whether a part of a message is an image that is in the message, by a base64 data URL (its head says so: decoding
+    every image of a history at every call would cost more than all else)."""
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    return part.get("type") == "image_url" and isinstance(url, str) and url.startswith("data:")
+    return part.get("type") == "image_url" and isinstance(url, str) and _BASE64.match(url) is not None
 
 
 def decoded(url: Any) -> tuple[str, bytes] | None:
