@@ -29,6 +29,7 @@ MODEL = "policy"
 PORTS = range(20000, 32768)
 PORT_TRIES = 3
 HEARTBEAT_SECONDS = 120.0
+SWAP_SECONDS = 600.0
 _PORT_TAKEN = "address already in use"
 # Whoever starts the server may be killed -9; the kernel then ends the server. Asked for by a program that becomes the
 # server: Python code between fork and exec deadlocks on a lock that another thread held, and the heartbeat is one.
@@ -160,7 +161,7 @@ class Server:
         self._child = child
         headers = {"Authorization": f"Bearer {api_key}"}
         # trust_env=False: a proxy of the environment must not see loopback.
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=600, trust_env=False)
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False)
 
     @classmethod
     def start(
@@ -320,14 +321,15 @@ class Server:
         """
         ids, expected = read_probe(policy)
         body = {"model": MODEL, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        answer = self._post("/v1/completions", body)
+        # One that hangs must not hold its keeper for as long as a change of weights may take.
+        answer = self._post("/v1/completions", body, HEARTBEAT_SECONDS)
         served = answer["choices"][0]["prompt_logprobs"][1:]
         values = [float(at[str(token)]["logprob"]) for at, token in zip(served, ids[1:], strict=True)]
         return compare(expected, values, self.cfg.dtype, f"policy {version} ({policy})")
 
-    def _post(self, path: str, body: Any = None) -> dict[str, Any]:
+    def _post(self, path: str, body: Any = None, seconds: float = SWAP_SECONDS) -> dict[str, Any]:
         try:
-            answer = self._http.post(path, json={} if body is None else body)
+            answer = self._http.post(path, json={} if body is None else body, timeout=seconds)
         except httpx.HTTPError as e:
             raise ServerError(f"the policy server gave no answer to {path}: {e!r}{last_lines(self.log)}") from e
         if answer.status_code != 200:

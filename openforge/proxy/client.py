@@ -104,7 +104,8 @@ class Proxy:
         given = {
             "episode_id": episode_id,
             "secret": secret,
-            "sampling": dict(sampling),
+            # A row of the rollout table has NULL where nothing is set.
+            "sampling": {k: v for k, v in sampling.items() if v is not None},
             "limits": {"turns": limits.get("turns"), "tokens": limits.get("tokens")},
             "deadline_seconds": deadline_seconds,
             "policy_version": policy_version,
