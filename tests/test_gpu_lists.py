@@ -74,10 +74,12 @@ def test_what_is_compiled_is_there_for_this_python() -> None:
         assert re.search(rf"[ ,]{re.escape(version)}(,|$)", done.stdout, re.M), (name, done.stdout + done.stderr)
 
 
-def test_versions_are_those_of_the_cpu_list_but_torch_and_transformers() -> None:
+def test_versions_are_those_of_the_cpu_list_but_torchs_and_transformers() -> None:
     cpu, gpu = (pins((ROOT / f"envs/train-{kind}.txt").read_text()) for kind in ("cpu", "gpu"))
-    assert {k for k in cpu if gpu[k] != cpu[k]} == {"torch", "transformers"}
-    assert (gpu["torch"], gpu["transformers"], gpu["verl"]) == ("2.11.0", "5.9.0", "0.9.1")
+    assert {k for k in cpu if gpu[k] != cpu[k]} == {"torch", "torchvision", "transformers"}
+    # torchvision 0.26 is the release for torch 2.11.
+    told = ("2.11.0", "0.26.0", "5.9.0", "0.9.1")
+    assert (gpu["torch"], gpu["torchvision"], gpu["transformers"], gpu["verl"]) == told
 
 
 def test_what_is_compiled_comes_after_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

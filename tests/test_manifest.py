@@ -47,8 +47,9 @@ def test_an_entry_says_what_the_iteration_was_made_with(run: Path, monkeypatch: 
     assert entry["config"] == hashlib.sha256(body.encode()).hexdigest()
     assert entry["seeds"] == {"seed": 7, "tasks.seed": 0, "actor.data_loader_seed": 1}
     assert entry["tasks_sha256"] == hashlib.sha256((run / "tasks.parquet").read_bytes()).hexdigest()
-    pins = ROOT / "envs" / "train-cpu.txt"
-    assert entry["packages"]["train-cpu"] == hashlib.sha256(b"train-cpu.txt\0" + pins.read_bytes()).hexdigest()
+    files = (ROOT / "envs" / name for name in ("train-cpu.txt", "train-cpu.site.py"))
+    pins = b"".join(f.name.encode() + b"\0" + f.read_bytes() for f in files)
+    assert entry["packages"]["train-cpu"] == hashlib.sha256(pins).hexdigest()
     assert set(entry["packages"]) >= {"core", "serve-gpu", "harness-pi"}
     assert entry["command"] == "snakemake train_made" and entry["scheduler"] == {"SLURM_JOB_ID": "4711"}
     assert entry["began"] == "2026-01-02T03:04:05+00:00" and entry["ended"] > "2026"
