@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,7 +135,8 @@ def _sentence(stage: str, run: str, e: Exception) -> str:
 def remember(sentence: str) -> None:
     """Leave why a job failed to the Snakemake that started it, which says so last: see `said`."""
     if (path := os.environ.get("OPENFORGE_SAID")) is not None:
-        with open(path, "a") as f:
+        # It stands in the log and on the terminal already; a full disk is what it may tell of.
+        with suppress(OSError), open(path, "a") as f:
             f.write(json.dumps(sentence) + "\n")
 
 

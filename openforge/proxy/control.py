@@ -159,9 +159,9 @@ class Control:
         given = opening.filled(body, self._defaults)
         try:
             opening.check(given)
-            config = Config.read(given, self.model)
-        except (ValueError, TypeError) as e:
+        except ValueError as e:
             raise Refused(400, str(e)) from None
+        config = Config.read(given, self.model)
         told = wire.not_taken(config.sampling) if self.upstream.api == "openai" else None
         if told is not None:
             raise Refused(400, told)

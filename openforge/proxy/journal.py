@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,18 @@ def stored(folder: Path) -> dict[str, list[Json]]:
 
     Whole records of many episodes at once would fill the memory. The errors are those of `read`.
     """
-    return by_episode([r for path in sorted(folder.glob("*.jsonl")) for r in _lines(path)])
+    return by_episode(r for path in sorted(folder.glob("*.jsonl")) for r in _lines(path))
+
+
+def opened(folder: Path) -> set[str]:
+    """Episodes that a folder's journals hold, by their records `open` alone: most of a journal is calls.
+
+    Raises:
+        JournalError: such a line is no record, with file and line.
+    """
+    # `record` is the first key of every line (session.py).
+    lines = (r for path in sorted(folder.glob("*.jsonl")) for r in _lines(path, b'{"record":"open"'))
+    return {r["episode_id"] for r in lines}
 
 
 def whole(records: Iterable[Json]) -> list[Json]:
@@ -143,21 +154,25 @@ def _whole(records: Iterable[Json], where: str) -> list[Json]:
     return found
 
 
-def _lines(path: Path) -> list[Json]:
-    records = []
-    *lines, _torn = path.read_bytes().split(b"\n")
-    for i, line in enumerate(lines, 1):
-        try:
-            record: Any = loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or "record" not in record or "episode_id" not in record:
-            raise JournalError(f"{path}, line {i}: not a journal record; the file was altered or damaged")
-        records.append(record)
-    return records
+def _lines(path: Path, head: bytes = b"") -> Iterator[Json]:
+    """The records of a file whose lines begin with `head`, one at a time."""
+    with path.open("rb") as file:
+        for i, line in enumerate(file, 1):
+            if line.endswith(b"\n") and line.startswith(head):
+                yield _record(path, i, line)
 
 
-def by_episode(records: list[Json]) -> dict[str, list[Json]]:
+def _record(path: Path, number: int, line: bytes) -> Json:
+    try:
+        record: Any = loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "record" not in record or "episode_id" not in record:
+        raise JournalError(f"{path}, line {number}: not a journal record; the file was altered or damaged")
+    return record
+
+
+def by_episode(records: Iterable[Json]) -> dict[str, list[Json]]:
     """Records grouped by episode_id, each group in the order written."""
     out: dict[str, list[Json]] = {}
     for r in records:

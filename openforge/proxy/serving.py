@@ -19,7 +19,7 @@ from aiohttp import web
 from openforge.proxy import wire
 from openforge.proxy.calls import Json
 from openforge.proxy.control import Control, door_of, unix_listener
-from openforge.proxy.journal import Journal, by_episode, read
+from openforge.proxy.journal import Journal, opened
 from openforge.proxy.server import Gate
 from openforge.proxy.upstream import Upstream
 
@@ -92,10 +92,11 @@ async def serve(settings: Settings, ready: Callable[[Control, Path, int | None],
     key, base = settings.control_key, settings.public_url
     if port is not None and base is None:
         base = url_of(settings.host, port, tls is not None)
-    taken = by_episode(read(settings.journal)) if key is not None else {}
     async with AsyncExitStack() as stack:
         journal = Journal(settings.journal)
         stack.callback(journal.close)
+        # The folder is ours from here on: no other process adds a name.
+        taken = opened(settings.journal) if key is not None else set()
         client = await stack.enter_async_context(_client(settings.upstream))
         gate = Gate(settings.status_seconds, settings.alive_seconds)
         upstream = Upstream(
@@ -107,7 +108,7 @@ async def serve(settings: Settings, ready: Callable[[Control, Path, int | None],
             settings.probe_seconds,
             settings.call_seconds,
         )
-        control = Control(gate, journal, upstream, settings.model, key, base, settings.defaults, taken.keys())
+        control = Control(gate, journal, upstream, settings.model, key, base, settings.defaults, taken)
         if settings.control is not None:
             await _listen_unix(settings.control, control, stack)
         if settings.fsync:

@@ -66,6 +66,8 @@ class Vision:
                 f"({PROCESSOR})"
             )
         size = settings.get("size") or {}
+        # What a folder leaves out, the published processor has its own values for; the trainer's grids are checked
+        # against these again (train/images.py).
         return Vision(
             image=int(config["image_token_id"]),
             others=frozenset({int(config["video_token_id"])} if "video_token_id" in config else ()),
