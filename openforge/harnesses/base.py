@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from openforge import software
-from openforge.sandboxes.bwrap import Bind
 from openforge.sandboxes.join import BASE_ENV
-from openforge.sandboxes.protocol import Sandbox, SandboxFileError
+from openforge.sandboxes.protocol import Bind, Sandbox, SandboxFileError
 
 LOG_BYTES = 1 << 18  # of a harness's output that is kept, its end
 RECORD_BYTES = 1 << 25  # of a trajectory that is read

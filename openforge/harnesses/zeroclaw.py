@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from openforge.harnesses import base
-from openforge.sandboxes.bwrap import Bind
+from openforge.sandboxes.protocol import Bind
 
 _INSIDE = "/opt/zeroclaw"
 

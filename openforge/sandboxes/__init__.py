@@ -1,11 +1,16 @@
 """Sandboxes: the protocol of every backend, and the local one (bubblewrap)."""
 
-from openforge.sandboxes.bwrap import Bind, Limits, probe
+from openforge.sandboxes.bwrap import probe
 from openforge.sandboxes.local import LocalBackend, LocalSandbox
 from openforge.sandboxes.owner import Owner, reap
 from openforge.sandboxes.protocol import (
+    Adopter,
+    Backend,
+    Bind,
     ExecResult,
     FileEntry,
+    Limits,
+    Network,
     Sandbox,
     SandboxError,
     SandboxFileError,
@@ -13,12 +18,15 @@ from openforge.sandboxes.protocol import (
 )
 
 __all__ = [
+    "Adopter",
+    "Backend",
     "Bind",
     "ExecResult",
     "FileEntry",
     "Limits",
     "LocalBackend",
     "LocalSandbox",
+    "Network",
     "Owner",
     "Sandbox",
     "SandboxError",

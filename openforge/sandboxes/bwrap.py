@@ -8,12 +8,11 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openforge.sandboxes.join import HOME, WORK
-from openforge.sandboxes.protocol import SandboxError
+from openforge.sandboxes.protocol import Bind, Limits, SandboxError, kernel
 
 # The first process. Pid 1 cannot be killed from inside, not even by `kill -9 -1`, and one that ignores SIGCHLD has
 # its orphans reaped by the kernel. The empty line says that the sandbox is set up. It then waits for a line: if all
@@ -39,45 +38,6 @@ _ETC = {
 }
 _ETC_HOST_FILES = ("ld.so.cache", "ssl/openssl.cnf")
 _ETC_HOST_FOLDERS = ("alternatives", "ssl/certs")  # not ssl: private keys lie beside
-
-
-@dataclass(frozen=True)
-class Bind:
-    """A file or folder of the host, read-only inside, at the same path unless `inside` names another."""
-
-    host: Path
-    inside: str | None = None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a sandbox's processes. Memory and total disk are not limited: that takes cgroups and quotas.
-
-    Attributes:
-        file_bytes: size of any one file written.
-        cpu_seconds: CPU time of any one process.
-        open_files: descriptors of any one process.
-        processes: processes at once. Counted a sandbox from Linux 5.14 on, not set before; the kernel does not
-            apply it when the owner is root.
-        tmp_bytes: each of /tmp and /dev/shm, which lie in memory.
-    """
-
-    file_bytes: int = 1 << 30
-    cpu_seconds: int = 3600
-    open_files: int = 4096
-    processes: int = 1024
-    tmp_bytes: int = 512 << 20
-
-    def rlimits(self) -> dict[str, int]:
-        """For `join.set_limits`."""
-        limits = {"CORE": 0, "FSIZE": self.file_bytes, "CPU": self.cpu_seconds, "NOFILE": self.open_files}
-        if _kernel() >= (5, 14):
-            limits["NPROC"] = self.processes
-        return limits
-
-
-def _kernel() -> tuple[int, ...]:
-    return tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
 
 
 def write_etc(etc: Path) -> None:
@@ -182,7 +142,7 @@ def probe() -> dict[str, Any]:
     except SandboxError as e:
         return {**result, "why": str(e)}
     result["version"] = version()
-    if _kernel() < (5, 8):
+    if kernel() < (5, 8):
         return {**result, "why": f"Linux 5.8 or later is needed to join a sandbox, this is {platform.release()}"}
     argv = [result["bwrap"], "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1"]
     argv += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "true"]

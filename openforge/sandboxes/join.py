@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 WORK = "/workspace"  # the work folder inside every sandbox
+CONNECT_SECONDS = 10.0  # a full backlog inside keeps no one for longer
 HOME = "/home/agent"  # $HOME inside every sandbox
 BASE_ENV: dict[str, str] = {
     "HOME": HOME,
@@ -252,19 +253,37 @@ def listen(holder_pid: int, port: int, channel: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(512)
-        fds = array.array("i", [listener.fileno()])
-        channel.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
+        _send(channel, listener)
+
+
+def connect(holder_pid: int, port: int, channel: socket.socket) -> None:
+    """Send a connection to 127.0.0.1:`port` of the sandbox's network over `channel`. Call it in a forked child."""
+    _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
+    _setns(holder_pid, _CLONE_NEWUSER | _CLONE_NEWNET)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(("127.0.0.1", port))
+        connection.settimeout(None)
+        _send(channel, connection)
+
+
+def _send(channel: socket.socket, sock: socket.socket) -> None:
+    fds = array.array("i", [sock.fileno()])
+    channel.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
 
 
 def received(channel: socket.socket) -> socket.socket:
-    """The listener that `listen` sent.
+    """The socket that `listen` or `connect` sent.
 
     Raises:
-        JoinError: what `listen` failed with.
+        JoinError: what that failed with, with its errno.
     """
     data, fds, _, _ = socket.recv_fds(channel, 4096, 1)
     if not fds:
-        raise JoinError(data.decode(errors="replace") or "the process that should listen inside died")
+        number, _, text = data.decode(errors="replace").partition(" ")
+        if number.isdigit():
+            raise JoinError(int(number), text)
+        raise JoinError("the process that should open a socket inside died")
     return socket.socket(fileno=fds[0])
 
 
@@ -289,10 +308,10 @@ def listen_inside(holder_pid: int, port: int) -> socket.socket:
 
 
 def send_or_fail(channel: socket.socket, fn: Callable[[], None]) -> NoReturn:
-    """Run `fn`; on an error send its text over `channel`. Leaves the process."""
+    """Run `fn`; on an error send its number and text over `channel`. Leaves the process."""
     try:
         fn()
     except OSError as e:
-        channel.sendall(str(e).encode())
+        channel.sendall(f"{e.errno or 0} {e.strerror or e}".encode())
         os._exit(1)
     os._exit(0)

@@ -13,6 +13,7 @@ import os
 import posixpath
 import secrets
 import select
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,20 +21,22 @@ from typing import Any
 
 from openforge import tables
 from openforge.sandboxes import bwrap
-from openforge.sandboxes.bwrap import Bind, Limits
 from openforge.sandboxes.join import BASE_ENV, HOME, WORK
 from openforge.sandboxes.owner import Label, Owner, exiting, kill, kill_namespace, remove
 from openforge.sandboxes.protocol import (
+    PORT,
     Adopter,
+    Bind,
     ExecResult,
     FileEntry,
+    Limits,
+    Network,
     SandboxError,
     SandboxFileError,
     SandboxLost,
 )
 from openforge.sandboxes.requests import Log, Output, Request, Spawner, checked, readable
 
-PORT = 8080  # of the proxy, on the sandbox's own loopback
 DOWNLOAD_BYTES = 256 << 20  # largest file taken out of a sandbox
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 _WRITABLE = (WORK, HOME, "/tmp")
@@ -50,10 +53,12 @@ class LocalSandbox:
         limits: resource limits of what `exec` starts; hand `limits.rlimits()` to `join.run_in`.
     """
 
-    def __init__(self, backend: LocalBackend, sandbox_id: str, episode_id: str, network: str, limits: Limits) -> None:
+    def __init__(
+        self, backend: LocalBackend, sandbox_id: str, episode_id: str, network: Network, limits: Limits
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.episode_id = episode_id
-        self.network = network
+        self.network: str = network
         self.limits = limits
         self.isolation = ""
         self.holder_pid = -1
@@ -61,6 +66,7 @@ class LocalSandbox:
         self._pidfd: int | None = None
         self._backend = backend
         self._spawner = backend.spawner
+        self._companions: list[LocalSandbox] = []
         self._running: set[asyncio.Event] = set()  # one an exec in flight, set when it has ended
 
     # ---- commands ----------------------------------------------------------------------------------------------
@@ -220,24 +226,44 @@ class LocalSandbox:
     async def stop_heartbeat(self) -> None:
         """Nothing; see `start_heartbeat`."""
 
-    async def route(self, proxy: Adopter) -> str:
-        """Listen on the sandbox's own loopback and hand the listener to the proxy, which accepts from outside.
+    async def route(self, target: Adopter, port: int = PORT) -> str:
+        """Listen on 127.0.0.1:`port` of the sandbox's own network and hand the listener to `target`.
 
-        Returns the base URL as seen from inside: no path leads out but this socket.
+        Returns the base URL as seen from inside: no path leads out but these sockets.
         """
         if self.network != "proxy":
             raise SandboxError(f"sandbox {self.sandbox_id} has network {self.network!r}; a route takes 'proxy'")
         self._alive()
-        listener = await self._spawner.listen(self.holder_pid, PORT)
+        listener = await self._spawner.listen(self.holder_pid, port)
         try:
-            await proxy.adopt(self.episode_id, listener)
+            await target.adopt(self.episode_id, listener)
         except BaseException:
             listener.close()
             raise
-        return f"http://127.0.0.1:{PORT}/s/{self.episode_id}"
+        return f"http://127.0.0.1:{port}/s/{self.episode_id}"
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to 127.0.0.1:`port` inside; see `Sandbox.connect`."""
+        self._alive()
+        return await self._spawner.connect(self.holder_pid, port)
+
+    async def companion(
+        self,
+        *,
+        network: Network = "none",
+        image: str | None = None,
+        binds: Sequence[Bind] = (),
+        limits: Limits | None = None,
+    ) -> LocalSandbox:
+        """Another sandbox of this episode; see `Sandbox.companion`."""
+        self._alive()
+        other = await self._backend.create(self.episode_id, network=network, image=image, binds=binds, limits=limits)
+        self._companions.append(other)
+        return other
 
     async def delete(self) -> None:
-        """Kill everything inside and remove its files; again is harmless."""
+        """Kill everything inside and remove its files, its companions' too; again is harmless."""
+        await asyncio.gather(*(c.delete() for c in self._companions))
         holder, self._holder = self._holder, None
         if holder is not None:
             await asyncio.to_thread(kill, holder)
@@ -293,7 +319,9 @@ class LocalBackend:
     async def create(
         self,
         episode_id: str,
-        network: str = "proxy",
+        *,
+        network: Network = "proxy",
+        image: str | None = None,
         binds: Sequence[Bind] = (),
         limits: Limits | None = None,
     ) -> LocalSandbox:
@@ -310,6 +338,8 @@ class LocalBackend:
         """
         if network not in ("none", "proxy"):
             raise SandboxError(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
+        if image is not None:
+            raise SandboxError(f"image {image!r}: local sandboxes have this host's system as their root file system")
         if not episode_id or posixpath.basename(episode_id) != episode_id or episode_id.startswith("."):
             raise SandboxError(f"episode id {episode_id!r} must be a plain name: it names a folder")
         sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits or Limits())

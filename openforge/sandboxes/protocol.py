@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-Network = Literal["none", "proxy"]
+Network = Literal["none", "proxy", "open"]
+PORT = 8080  # of the proxy, on the sandbox's own loopback
 
 
 class SandboxError(RuntimeError):
@@ -25,6 +27,46 @@ class SandboxFileError(SandboxError):
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(message)
         self.errno = errno
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the host, read-only inside, at the same path unless `inside` names another."""
+
+    host: Path
+    inside: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a sandbox's processes. Memory and total disk are not limited: that takes cgroups and quotas.
+
+    Attributes:
+        file_bytes: size of any one file written.
+        cpu_seconds: CPU time of any one process.
+        open_files: descriptors of any one process.
+        processes: processes at once. Counted a sandbox from Linux 5.14 on, not set before; the kernel does not
+            apply it when the owner is root.
+        tmp_bytes: each of /tmp and /dev/shm, which lie in memory.
+    """
+
+    file_bytes: int = 1 << 30
+    cpu_seconds: int = 3600
+    open_files: int = 4096
+    processes: int = 1024
+    tmp_bytes: int = 512 << 20
+
+    def rlimits(self) -> dict[str, int]:
+        """For `join.set_limits`."""
+        limits = {"CORE": 0, "FSIZE": self.file_bytes, "CPU": self.cpu_seconds, "NOFILE": self.open_files}
+        if kernel() >= (5, 14):
+            limits["NPROC"] = self.processes
+        return limits
+
+
+def kernel() -> tuple[int, ...]:
+    """Linux's release, (major, minor)."""
+    return tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
 
 
 @dataclass(frozen=True)
@@ -55,9 +97,17 @@ class FileEntry:
 
 
 class Adopter(Protocol):
-    """The proxy, as a sandbox sees it: it takes a listener whose connections belong to one episode."""
+    """What a sandbox is given a way to: the recording proxy, or a service of the environment that runs outside.
 
-    async def adopt(self, episode_id: str, listener: socket.socket) -> None: ...
+    A sandbox of this host hands over a listener of its own network, whose connections belong to one episode; one that
+    runs elsewhere connects to `public_url`.
+    """
+
+    def public_url(self, episode_id: str) -> str:
+        """The episode's base URL for a sandbox off this host; raises an error of its own where there is none."""
+
+    async def adopt(self, episode_id: str, listener: socket.socket) -> None:
+        """Serve the connections of a listener, which is the adopter's to close."""
 
 
 class Sandbox(Protocol):
@@ -77,7 +127,7 @@ class Sandbox(Protocol):
 
     @property
     def network(self) -> str:
-        """Network mode in force: none or proxy."""
+        """Network mode in force: none, proxy (what `route` opens and nothing else), or open (the host's network)."""
 
     async def exec(
         self,
@@ -123,11 +173,61 @@ class Sandbox(Protocol):
     async def stop_heartbeat(self) -> None:
         """End `start_heartbeat`."""
 
-    async def route(self, proxy: Adopter) -> str:
-        """Open the sandbox's only way out, to the proxy; returns the episode's base URL as seen from inside."""
+    async def route(self, target: Adopter, port: int = PORT) -> str:
+        """Open a way out to `target`, at 127.0.0.1:`port` inside where the backend can; returns the episode's base URL
+        as seen from inside. Network `proxy` has no other ways out than these."""
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to 127.0.0.1:`port` inside, for a service of the environment that runs there.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there (yet).
+            SandboxError: the backend has no way in.
+        """
+
+    async def companion(
+        self,
+        *,
+        network: Network = "none",
+        image: str | None = None,
+        binds: Sequence[Bind] = (),
+        limits: Limits | None = None,
+    ) -> Sandbox:
+        """Another sandbox of the same backend and episode, which the agent cannot reach: for services, for grading.
+        It is deleted with this one at the latest."""
 
     async def end_processes(self) -> None:
         """Kill every process inside and return when all are dead; files and route stay."""
 
     async def delete(self) -> None:
         """Kill everything inside and remove its files; again is harmless."""
+
+
+class Backend(Protocol):
+    """Makes sandboxes of one kind."""
+
+    async def create(
+        self,
+        episode_id: str,
+        *,
+        network: Network = "proxy",
+        image: str | None = None,
+        binds: Sequence[Bind] = (),
+        limits: Limits | None = None,
+    ) -> Sandbox:
+        """Start a sandbox.
+
+        Args:
+            episode_id: the episode it serves; one episode may have several sandboxes.
+            network: see `Sandbox.network`.
+            image: root file system: an OCI image archive, or a reference where the backend has a registry; None is the
+                backend's own default (of the local one, this host's system, read-only).
+            binds: files and folders of the host that must stand inside, read-only; a backend that cannot bind copies.
+            limits: resource limits, else the defaults of `Limits`.
+
+        Raises:
+            SandboxError: it cannot be set up; the message says what is missing.
+        """
+
+    async def close(self) -> None:
+        """Delete every sandbox that is left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -113,13 +114,30 @@ class Spawner:
 
     async def listen(self, holder: int, port: int) -> socket.socket:
         """A listener on the sandbox's own 127.0.0.1:`port`; `SandboxError` if that cannot be had."""
+        try:
+            return await self._socket("listen", holder, port)
+        except join.JoinError as e:
+            raise SandboxError(f"cannot listen on port {port} inside the sandbox: {e}") from None
+
+    async def connect(self, holder: int, port: int) -> socket.socket:
+        """A connection to the sandbox's own 127.0.0.1:`port`.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+            SandboxError: the sandbox is gone.
+        """
+        try:
+            return await self._socket("connect", holder, port)
+        except join.JoinError as e:
+            if e.errno == errno.ECONNREFUSED:
+                raise ConnectionRefusedError(e.errno, f"nobody listens on port {port} inside the sandbox") from None
+            raise SandboxError(f"cannot connect to port {port} inside the sandbox: {e}") from None
+
+    async def _socket(self, op: str, holder: int, port: int) -> socket.socket:
         with self._hand_over(()) as channel:
-            channel.sendall(json.dumps({"op": "listen", "holder": holder, "port": port}).encode() + b"\n")
+            channel.sendall(json.dumps({"op": op, "holder": holder, "port": port}).encode() + b"\n")
             await readable(channel.fileno())
-            try:
-                return join.received(channel)
-            except join.JoinError as e:
-                raise SandboxError(f"cannot listen on port {port} inside the sandbox: {e}") from None
+            return join.received(channel)
 
     @property
     def pid(self) -> int | None:

@@ -97,8 +97,9 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
     try:
         if request["op"] == "bwrap":
             become(request["argv"], fds)
-        if request["op"] == "listen":
-            join.send_or_fail(channel.sock, lambda: join.listen(request["holder"], request["port"], channel.sock))
+        if request["op"] in ("listen", "connect"):
+            open_socket = join.listen if request["op"] == "listen" else join.connect
+            join.send_or_fail(channel.sock, lambda: open_socket(request["holder"], request["port"], channel.sock))
         watch(channel, request, fds)
     except join.JoinError as e:
         channel.answer({"error": e.strerror or str(e), "errno": e.errno, "lost": True})

@@ -28,6 +28,9 @@ class Capture:
         bodies: raw request bodies by episode id, in order.
     """
 
+    def public_url(self, episode_id: str) -> str:
+        raise AssertionError(f"episode {episode_id} is on this host")
+
     def __init__(self, script: list[Answer]) -> None:
         self.script = script
         self.bodies: dict[str, list[bytes]] = {}

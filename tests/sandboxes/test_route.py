@@ -13,6 +13,9 @@ from openforge.sandboxes import LocalBackend, LocalSandbox, SandboxError
 class StubProxy:
     """Adopts a listener and answers every connection with the request's first line."""
 
+    def public_url(self, episode_id: str) -> str:
+        raise AssertionError(f"episode {episode_id} is on this host")
+
     def __init__(self) -> None:
         self.episodes: list[str] = []
         self.servers: list[asyncio.Server] = []
@@ -61,3 +64,39 @@ async def test_a_taken_port_and_no_network(backend: LocalBackend, sandbox: Local
         await closed.route(proxy)
     assert proxy.episodes == ["episode"]
     proxy.close()
+
+
+SERVE = (
+    "import socket; s = socket.create_server(('127.0.0.1', 9100)); print('up', flush=True); "
+    "c, _ = s.accept(); c.sendall(c.recv(99).upper())"
+)
+
+
+async def test_connect_reaches_a_service_inside_and_says_when_there_is_none(backend: LocalBackend) -> None:
+    sandbox = await backend.create("e1", network="none")
+    with pytest.raises(ConnectionRefusedError, match="9100"):
+        await sandbox.connect(9100)
+    serving = asyncio.create_task(sandbox.exec(["python3", "-c", SERVE], timeout=30))
+    while True:
+        try:
+            connection = await sandbox.connect(9100)
+            break
+        except ConnectionRefusedError:
+            assert not serving.done()
+    with connection:
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, b"ping")
+        assert await loop.sock_recv(connection, 99) == b"PING"
+    assert (await serving).exit_code == 0
+
+
+async def test_a_companion_is_apart_and_goes_with_its_sandbox(backend: LocalBackend) -> None:
+    sandbox = await backend.create("e1", network="none")
+    other = await sandbox.companion()
+    await sandbox.upload_content(b"x", "mine.txt")
+    assert (await other.exec("ls")).stdout == b""
+    await sandbox.delete()
+    with pytest.raises(SandboxError):
+        await other.exec("true")
+    assert not backend.sandboxes
