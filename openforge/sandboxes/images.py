@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -254,6 +255,7 @@ def tools(cache: Path) -> Path:
         partial = Path(tempfile.mkdtemp(dir=cache, prefix="tools-", suffix=".partial"))
         for name, path in files.items():
             shutil.copy(path, partial / name)
+        (partial / "ld.so").chmod(0o111)  # see bwrap._LOADER
         try:
             partial.rename(folder)
         except OSError:  # another one was first
@@ -261,21 +263,31 @@ def tools(cache: Path) -> Path:
     return folder
 
 
+def program(name: str) -> str:
+    """The path of one of this host's own programs."""
+    path = shutil.which(name, path="/usr/bin:/bin")
+    if path is None:
+        raise SandboxError(f"{name} is not installed on this host")
+    return path
+
+
+@functools.cache
+def loader() -> Path:
+    """This host's dynamic loader."""
+    return _program_files()["ld.so"]
+
+
 def _program_files() -> dict[str, Path]:
     """sh, env and sleep of this host with all that they load, by the names that they are found under."""
     files = {}
     for name in ("sh", "env", "sleep"):
-        path = shutil.which(name, path="/usr/bin:/bin")
-        if path is None:
-            raise SandboxError(f"{name} is not installed on this host")
-        files[name] = Path(path)
-        listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+        files[name] = Path(program(name))
+        listed = subprocess.run(["ldd", str(files[name])], capture_output=True, text=True, check=False).stdout
         for line in listed.splitlines():
             soname, arrow, found = line.strip().partition(" => ")
             library = (found if arrow else soname).split(" (")[0].strip()
             if library.startswith("/"):
-                is_loader = not arrow
-                files["ld.so" if is_loader else soname] = Path(library)
+                files[soname if arrow else "ld.so"] = Path(library)
     if "ld.so" not in files:
-        raise SandboxError("images need a host whose `sh` is dynamically linked (ldd names no loader)")
+        raise SandboxError("sandboxes need a host whose `sh` is dynamically linked (ldd names no loader)")
     return files

@@ -69,6 +69,8 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -232,6 +234,8 @@ def run_in(
     enter(holder_pid, cwd, limits)
     close_others((*keep, *joined))
     self_fd = os.pidfd_open(os.getpid())
+    # Held back until they can be passed on: the child may be up, and our caller know it, before that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if child == 0:
         die_with(self_fd)
@@ -241,8 +245,9 @@ def run_in(
         reset_signals()
         run_and_exit(fn)
     os.close(self_fd)
-    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for sig in _PASSED_ON:
         signal.signal(sig, lambda number, frame: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
