@@ -73,14 +73,14 @@ def unpacked(archive: Path, cache: Path) -> Image:
                     if not folder.is_dir():
                         _unpack(parts, config, layers, folder)
     except (tarfile.TarError, EOFError, zlib.error, pa.ArrowException) as e:
-        raise SandboxError(f"image {archive}: no archive of an image, or a damaged one ({e}); {_RIGHT}") from None
+        raise SandboxError(f"image {archive}: no archive of an image, or a damaged one ({e}); {RIGHT}") from None
     except OSError as e:
         raise SandboxError(f"image {archive}: {e.filename or 'it'}: {e.strerror or e}") from None
     how = json.loads((folder / "image.json").read_text())
     return Image(digest, folder / "root", how["env"], how["shell"])
 
 
-_RIGHT = "make one with `skopeo copy docker://NAME oci-archive:FILE.tar` or `docker save NAME -o FILE.tar`"
+RIGHT = "make one with `skopeo copy docker://NAME oci-archive:FILE.tar` or `docker save NAME -o FILE.tar`"
 
 
 class _Archive:
@@ -88,7 +88,7 @@ class _Archive:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise SandboxError(f"image {str(path)!r}: no such file; local sandboxes take an archive: {_RIGHT}")
+            raise SandboxError(f"image {str(path)!r}: no such file; local sandboxes take an archive: {RIGHT}")
         self._path = path
 
     def __enter__(self) -> _Archive:
@@ -132,7 +132,7 @@ class _Archive:
         raise self._bad("its indexes do not end")
 
     def _bad(self, why: str) -> SandboxError:
-        return SandboxError(f"image {self._path}: {why}; {_RIGHT}")
+        return SandboxError(f"image {self._path}: {why}; {RIGHT}")
 
     def _blob(self, digest: str) -> dict[str, Any]:
         data = self._read(_blob_name(digest))
