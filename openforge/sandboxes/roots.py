@@ -52,7 +52,9 @@ class Roots:
         (folder / "disk").mkdir(mode=0o700)
         layered = image is not None and self._no_overlay is None
         if disk is None:
-            layer.folders(str(folder / "disk"), layered)
+            await asyncio.to_thread(
+                layer.folders, str(folder / "disk"), None if image is None else str(image.root), layered
+            )
         if layered:
             (folder / "lower").mkdir()
             (folder / "root").mkdir()
@@ -80,7 +82,7 @@ def no_overlay(root: Path) -> str | None:
         for part in ("disk", "lower", "root", "source"):
             (folder / part).mkdir()
         (folder / "source/file").touch()
-        layer.folders(str(folder / "disk"), image=True)
+        layer.folders(str(folder / "disk"), None, layered=True)
         program = [sys.executable, "-I", "-S", layer.__file__, name, str(folder / "source")]
         done = subprocess.run(program, capture_output=True, text=True, check=False)
         # overlayfs makes a folder in its work folder that its owner may not enter.
