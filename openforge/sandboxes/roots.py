@@ -64,7 +64,7 @@ class Roots:
             await asyncio.to_thread(_copy, image.root, folder / "root")
         if disk is None and not layered:
             return None
-        return {"folder": str(folder), "disk": disk, "lower": str(image.root) if image and layered else None}
+        return {"folder": str(folder), "disk": disk, "lower": base if layered else None}
 
     def named(self, image: Image | None) -> list[str]:
         """The part of `Sandbox.isolation` on the root file system."""
