@@ -19,7 +19,7 @@ from typing import Any
 
 from openforge.harnesses.base import LOG_BYTES, Context, Ended, HarnessError
 from openforge.sandboxes import join as join_module
-from openforge.sandboxes.local import LocalSandbox
+from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.protocol import Sandbox, SandboxLost
 
 START_SECONDS, STOP_SECONDS = 120.0, 5.0
@@ -127,6 +127,7 @@ class WarmHarness:
                 job=f"{ctx.home}/{JOB}",
                 log=str(log),
                 limits=sandbox.limits.rlimits(),
+                groups=sandbox.group.processes(),
             )
             done, _ = await asyncio.wait([told], timeout=ctx.seconds)
             if not done:
