@@ -35,9 +35,9 @@ query `api_key` or the subprotocol `api_key.KEY`. Every answer has `X-Request-ID
 `offset` of an upload: without it the file is replaced whole; 0 begins a file anew and N > 0 writes at N of a file that
 has at least N bytes, in its place. An upload that is repeated after a lost answer is thus harmless.
 
-A submission cannot run twice where its caller names it: `job_id` of an exec, the header `Idempotency-Key` of a create or
-exec (of a create, `sandbox_id` alone is a name: a second create with it is 409). The same name with the same body is 200
-and the first result; with another body 409.
+A submission cannot run twice where its caller names it: `job_id` of an exec, or the header `Idempotency-Key` of a
+create or an exec. The same name with the same body is 200 and the first result; with another body 409. `sandbox_id`
+alone does not make a create repeatable: a second one is 409.
 """
 
 from __future__ import annotations
