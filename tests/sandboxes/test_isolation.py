@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openforge.sandboxes import Bind, Limits, LocalBackend, LocalSandbox, SandboxError
+from openforge.sandboxes import Bind, Limits, LocalBackend, LocalSandbox, Network, SandboxError
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -88,7 +88,7 @@ async def test_the_hosts_files_are_not_there(sandbox: LocalSandbox, tmp_path: Pa
 
 
 @pytest.mark.parametrize("network", ["none", "proxy"])
-async def test_the_hosts_loopback_is_out_of_reach(backend: LocalBackend, network: str) -> None:
+async def test_the_hosts_loopback_is_out_of_reach(backend: LocalBackend, network: Network) -> None:
     sandbox = await backend.create("episode", network=network)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
