@@ -14,7 +14,9 @@ from openforge.sandboxes.protocol import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxFull,
     SandboxLost,
+    SandboxUnsupported,
 )
 
 __all__ = [
@@ -31,7 +33,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxFull",
     "SandboxLost",
+    "SandboxUnsupported",
     "probe",
     "reap",
 ]

@@ -34,6 +34,7 @@ from openforge.sandboxes.protocol import (
     SandboxError,
     SandboxFileError,
     SandboxLost,
+    SandboxUnsupported,
 )
 from openforge.sandboxes.requests import Log, Output, Request, Spawner, checked, readable
 
@@ -337,9 +338,11 @@ class LocalBackend:
             SandboxError: it cannot be set up; the message says what is missing.
         """
         if network not in ("none", "proxy"):
-            raise SandboxError(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
+            raise SandboxUnsupported(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
         if image is not None:
-            raise SandboxError(f"image {image!r}: local sandboxes have this host's system as their root file system")
+            raise SandboxUnsupported(
+                f"image {image!r}: local sandboxes have this host's system as their root file system"
+            )
         if not episode_id or posixpath.basename(episode_id) != episode_id or episode_id.startswith("."):
             raise SandboxError(f"episode id {episode_id!r} must be a plain name: it names a folder")
         sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits or Limits())
