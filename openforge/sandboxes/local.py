@@ -16,7 +16,7 @@ from openforge.sandboxes import bwrap
 from openforge.sandboxes.isolation import isolation
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Label, Owner
-from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError
+from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxUnsupported
 from openforge.sandboxes.requests import Spawner, close_all, readable
 
 START_SECONDS = 60.0
@@ -65,9 +65,11 @@ class LocalBackend:
             SandboxError: it cannot be set up; the message says what is missing.
         """
         if network not in ("none", "proxy"):
-            raise SandboxError(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
+            raise SandboxUnsupported(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
         if image is not None:
-            raise SandboxError(f"image {image!r}: local sandboxes have this host's system as their root file system")
+            raise SandboxUnsupported(
+                f"image {image!r}: local sandboxes have this host's system as their root file system"
+            )
         if not episode_id or posixpath.basename(episode_id) != episode_id or episode_id.startswith("."):
             raise SandboxError(f"episode id {episode_id!r} must be a plain name: it names a folder")
         sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits or Limits())
