@@ -124,11 +124,14 @@ def write_at(root: str, parts: list[str], offset: int, size: int, read: Callable
         os.close(out)
 
 
-def read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:
-    """At most `length` bytes from `offset` of a regular file, and the file's size."""
+def read_at(path: str, offset: int, length: int | None, limit: int) -> tuple[bytes, int]:
+    """At most `length` bytes from `offset` of a regular file (None: all, if within `limit`), and the file's size."""
     fd = _open_regular(path)
     try:
-        return os.pread(fd, length, offset), os.fstat(fd).st_size
+        size = os.fstat(fd).st_size
+        if length is None and size - offset > limit:  # before anything is read: a sparse file is as large as it likes
+            raise OSError(errno.EFBIG, f"{size} bytes, of which one call takes {limit}; ask for pieces of it")
+        return os.pread(fd, limit if length is None else length, offset), size
     finally:
         os.close(fd)
 

@@ -44,7 +44,7 @@ class Output:
         self.total = 0
         self._folder, self._name = folder, name
         self._file = -1
-        self._head, self._tail = bytearray(), bytearray()
+        self._head_room, self._tail = OUTPUT_BYTES // 2, bytearray()
 
     def read(self) -> bool:
         """Read once; whether there may be more."""
@@ -53,24 +53,23 @@ class Output:
         except BlockingIOError:
             return False
         self.total += len(data)
-        room = OUTPUT_BYTES // 2 - len(self._head)
-        self._head += data[:room]
-        self._write(data[:room])
-        self._tail += data[room:]
+        head, rest = data[: self._head_room], data[self._head_room :]
+        self._head_room -= len(head)
+        self._write(head)
+        self._tail += rest
         if len(self._tail) > OUTPUT_BYTES:  # cut now and then, not on every read
             del self._tail[: -OUTPUT_BYTES // 2]
         return bool(data)
 
-    def finish(self) -> bytes:
-        """What is kept, now that the command is over: a daemon that has the output open is not waited for."""
+    def finish(self) -> None:
+        """Write the end, now that the command is over: a daemon that has the output open is not waited for."""
         for _ in range(1024):  # it could fill it for ever
             if not self.read():
                 break
         tail = bytes(self._tail[-OUTPUT_BYTES // 2 :])
-        left_out = self.total - len(self._head) - len(tail)
-        end = (f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b"") + tail
-        self._write(end)
-        return bytes(self._head) + end
+        left_out = self.total - (OUTPUT_BYTES // 2 - self._head_room) - len(tail)
+        self._write(f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b"")
+        self._write(tail)
 
     def _write(self, data: bytes) -> None:
         if data and self._file < 0:
@@ -87,14 +86,14 @@ def run(channel: spawner.Channel, request: spawner.Request, fds: list[int]) -> N
     wake = _wake_on_term()
     with open("/proc/self/stat", "rb") as f:
         start = int(f.read().rpartition(b")")[2].split()[19])
-    payloads: list[bytes] = []
     outputs: list[Output] = []
     try:
         join.enter(request["holder"], request["cwd"])
         _note(record, {"pid": os.getpid(), "start": start, "started": time.time()})
         outputs += [Output(folder, f"{request['job']}.out"), Output(folder, f"{request['job']}.err")]
         end = _supervise(channel, request, [stdin, outputs[0].write_end, outputs[1].write_end], outputs, wake)
-        payloads = [output.finish() for output in outputs]
+        for output in outputs:
+            output.finish()
     except join.JoinError as e:
         end = {"error": e.strerror or str(e), "errno": e.errno, "lost": True}
     except OSError as e:
@@ -104,7 +103,7 @@ def run(channel: spawner.Channel, request: spawner.Request, fds: list[int]) -> N
     end["stdout"], end["stderr"] = [output.total for output in outputs] or [0, 0]
     with contextlib.suppress(OSError):  # a full disk: the requester is told, if it is there
         _note(record, end)
-    channel.answer({**end, "sizes": [len(p) for p in payloads]}, b"".join(payloads))
+    channel.answer(end)
     os._exit(0)
 
 
@@ -142,33 +141,35 @@ def _supervise(
         poll.register(fd, select.POLLIN)
     reading = {o.read_end: o for o in outputs}
     deadline = None if request["timeout"] is None else time.monotonic() + request["timeout"] + GRACE_SECONDS
-    cancelled = False
+    late, cancelled, asked = False, False, channel.more()
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        ready = {fd for fd, _ in poll.poll(left)}
+        ready = {fd for fd, _ in poll.poll(0 if asked else left)}
         for fd in ready & reading.keys():
             if not reading[fd].read():
                 poll.unregister(fd)
         if pidfd in ready:
             break
-        asked = wake in ready and not cancelled
+        asked = asked or wake in ready
         if channel.sock.fileno() in ready:
             with contextlib.suppress(OSError):
                 asked = bool(channel.sock.recv(1)) or asked
             poll.unregister(channel.sock)  # one byte is all that it says; or it is gone
         if asked:
-            cancelled = True
-            poll.unregister(wake)
+            cancelled, asked = True, False
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
             ours.shutdown(socket.SHUT_WR)  # its turn first: it kills the command's whole tree
-            deadline = time.monotonic() + spawner.KILL_SECONDS + 1
+            deadline = time.monotonic() + spawner.KILL_SECONDS + 1  # the agent may have stopped it, though
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(pid, signal.SIGKILL)
-            deadline = None
+            deadline, late = None, True
     os.waitpid(pid, 0)
-    return {**_answer(ours, request), "cancelled": cancelled}
+    end = _answer(ours) or {"exit": None if late else -9, "timed_out": late}
+    return {**end, "timed_out": end["timed_out"] and not cancelled, "cancelled": cancelled}
 
 
-def _answer(sock: socket.socket, request: spawner.Request) -> dict[str, Any]:
+def _answer(sock: socket.socket) -> dict[str, Any] | None:
     """What the child inside said; killed before it could, it was the agent, the end of the sandbox, or our deadline."""
     sock.setblocking(False)
     said = b""
@@ -179,4 +180,4 @@ def _answer(sock: socket.socket, request: spawner.Request) -> dict[str, Any]:
         reply: dict[str, Any] = json.loads(said)
         reply.pop("size")
         return reply
-    return {"exit": -9, "timed_out": False}
+    return None

@@ -16,7 +16,7 @@ from openforge.sandboxes import bwrap
 from openforge.sandboxes.isolation import isolation
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Label, Owner
-from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxUnsupported
+from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxLost, SandboxUnsupported
 from openforge.sandboxes.requests import Spawner, close_all, readable
 
 START_SECONDS = 60.0
@@ -79,6 +79,28 @@ class LocalBackend:
         except BaseException:
             await asyncio.shield(sandbox.delete())
             raise
+        return sandbox
+
+    def attach(self, sandbox_id: str, network: Network, limits: Limits) -> LocalSandbox:
+        """A sandbox that an earlier process made below `root` with a spawner that still runs.
+
+        Raises:
+            SandboxLost: it is gone.
+        """
+        try:
+            label = Label.read(self.root / f"{sandbox_id}.json")
+            if label.holder is None or not label.holder.alive():
+                raise SandboxLost(f"sandbox {sandbox_id} is gone")
+            sandbox = LocalSandbox(self, sandbox_id, label.episode_id, network, limits)
+            sandbox._pidfd = os.pidfd_open(label.holder.pid)
+        except (OSError, ValueError, TypeError, KeyError):
+            raise SandboxLost(f"sandbox {sandbox_id} is gone") from None
+        sandbox._holder = label.holder
+        sandbox.holder_pid = label.holder.pid
+        if self._version is None:
+            self._version = bwrap.version()
+        sandbox.isolation = isolation(sandbox.holder_pid, self._version)
+        self.sandboxes[sandbox_id] = sandbox
         return sandbox
 
     async def _start(self, sandbox: LocalSandbox, binds: Sequence[Bind]) -> None:

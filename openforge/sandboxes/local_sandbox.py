@@ -283,12 +283,18 @@ class LocalSandbox:
         await self.delete()
 
     def _alive(self) -> None:
-        if self._pidfd is None or select.select([self._pidfd], [], [], 0)[0] or exiting(self.holder_pid):
+        if self._pidfd is None or _ended(self._pidfd) or exiting(self.holder_pid):
             raise SandboxLost(f"sandbox {self.sandbox_id} of episode {self.episode_id} is gone")
 
     async def _call(self, request: dict[str, Any], payloads: Iterable[bytes] = ()) -> tuple[dict[str, Any], bytes]:
         self._alive()
         return await self._backend.spawner.call({"holder": self.holder_pid, "cwd": "/", **request}, payloads)
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()  # select(2) takes no descriptor above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _input(data: bytes | None) -> int:

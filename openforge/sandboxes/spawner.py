@@ -60,6 +60,13 @@ class Channel:
     def read(self, size: int) -> bytes:
         return self._in.read(size)
 
+    def more(self) -> bool:
+        """Whether something came along with what has been read."""
+        self.sock.setblocking(False)
+        found = bool(self._in.peek(1))
+        self.sock.setblocking(True)
+        return found
+
     def answer(self, reply: Request, payload: bytes = b"") -> None:
         with contextlib.suppress(OSError):  # the requester hung up
             self.sock.sendall(json.dumps({**reply, "size": len(payload)}).encode() + b"\n" + payload)
@@ -85,6 +92,8 @@ def keep(listener: socket.socket, grace: float) -> None:
         for fd, _ in ready:
             if fd == listener.fileno():
                 owner, _ = listener.accept()
+                with contextlib.suppress(OSError):  # it is gone already: the next poll says so
+                    owner.send(str(os.getpid()).encode())
                 owners[owner.fileno()] = owner
                 poll.register(owner, select.POLLIN)
                 continue
@@ -212,7 +221,7 @@ def inner(channel: Channel, request: Request, fds: list[int]) -> None:
             size = files.write_at(request["root"], request["parts"], request["offset"], request["bytes"], channel.read)
             channel.answer({"file_bytes": size})
         elif request["op"] == "read_at":
-            data, size = files.read_at(where, request["offset"], request["length"])
+            data, size = files.read_at(where, request["offset"], request["length"], request["limit"])
             channel.answer({"file_bytes": size}, data)
         elif request["op"] == "list":
             channel.answer({"entries": files.entries(where)})

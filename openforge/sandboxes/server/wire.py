@@ -61,9 +61,11 @@ CODES = {
     "wrong_kind": 400,  # a path of the wrong kind
     "timeout": 408,
     "exists": 409,  # sandbox_id is taken; the key or job_id was used for something else
+    "cancelled": 409,  # of a job
     "too_large": 413,
     "invalid": 422,
     "quota": 429,  # with Retry-After
+    "not_created": 422,  # with wait: its image or a bind cannot be used, or the machine cannot make sandboxes
     "internal": 500,
     "refused": 502,  # nobody listens on the port inside
     "not_ready": 503,  # with Retry-After: the sandbox still starts
