@@ -49,6 +49,7 @@ class MockOrchard:
         twice: every exec is carried out once more after its answer, as a late second submission is.
         at_once: every exec is carried out twice at the same time, as two replicas do.
         lose: how many of the next answers to execs are lost after the command ran.
+        lose_creates: how many of the next answers to creates are lost.
         refusals: answers to the next creates, (status, headers, detail) each.
         start: what becomes of new pods: ready, pending, unschedulable or failed.
         requests: all that came, as (method, path).
@@ -62,7 +63,7 @@ class MockOrchard:
         self.records: dict[str, Pod] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.twice = self.at_once = False
-        self.lose = self.damage = 0
+        self.lose = self.lose_creates = self.damage = 0
         self.refusals: list[tuple[int, dict[str, str], str]] = []
         self.start = "ready"
         self.requests: list[tuple[str, str]] = []
@@ -156,8 +157,7 @@ class MockOrchard:
         self.creates.append(body)
         if self.refusals:
             status, headers, detail = self.refusals.pop(0)
-            if status != 200:
-                return web.json_response({"detail": detail}, status=status, headers=headers)
+            return web.json_response({"detail": detail}, status=status, headers=headers)
         pod = Pod(body, status=self.start, message="0/3 nodes are available" if self.start == "unschedulable" else "")
         old = self.records.get(body["sandbox_id"])
         self.records[body["sandbox_id"]] = pod
@@ -166,9 +166,9 @@ class MockOrchard:
         elif self.start == "ready":
             pod.sandbox = await self._pods.create(body["sandbox_id"], network="none")
             await pod.sandbox.exec(f"setsid {AGENT} </dev/null >/dev/null 2>&1 &")
-        if detail_lost := (request.headers.get("X-Test-Lose") or (self.refusals and self.refusals[0][0] == 200)):
-            assert detail_lost and request.transport is not None
-            request.transport.close()
+        if self.lose_creates:
+            self.lose_creates -= 1
+            _hang_up(request)
         return web.json_response({**body, "namespace": "sandbox-pods", "status": "pending"})
 
     def _pod(self, request: web.Request) -> Pod:
@@ -218,8 +218,7 @@ class MockOrchard:
             self._late.append(asyncio.create_task(self._carried_out(pod, body)))
         if self.lose:
             self.lose -= 1
-            assert request.transport is not None
-            request.transport.close()
+            _hang_up(request)
         return web.json_response(self.jobs[key])
 
     async def _carried_out(self, pod: Pod, body: dict[str, Any]) -> dict[str, Any]:
@@ -269,6 +268,12 @@ class MockOrchard:
             return _error(404 if e.errno == errno.ENOENT else 500, str(e))
         content = base64.b64encode(data).decode()
         return web.json_response({"path": request.query["path"], "content": content, "size": len(data)})
+
+
+def _hang_up(request: web.Request) -> None:
+    """The answer is lost, and not what it is the answer to."""
+    assert request.transport is not None
+    request.transport.close()
 
 
 def _error(status: int, detail: str) -> web.Response:

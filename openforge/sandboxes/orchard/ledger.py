@@ -7,7 +7,6 @@ import re
 import secrets
 from pathlib import Path
 
-from openforge.sandboxes.orchard.service import Service
 from openforge.sandboxes.owner import Label, Owner
 
 _SUFFIX = ".orchard"
@@ -50,13 +49,3 @@ class Ledger:
 
     def _path(self, sandbox_id: str) -> Path:
         return self.root / f"{sandbox_id}{_SUFFIX}"
-
-
-async def reap(root: Path, run: str, service: Service) -> list[str]:
-    """Delete this run's sandboxes whose owner, on this machine, is dead; returns their ids."""
-    ledger = Ledger(root, run, Owner.current())
-    orphans = ledger.orphans()
-    for sandbox_id in orphans:
-        await service.ask("DELETE", f"/sandboxes/{sandbox_id}")
-        ledger.remove(sandbox_id)
-    return orphans

@@ -80,6 +80,12 @@ class Plain:
         self._running: set[str] = set()
         self._base = ""
         self._spare: list[list[int]] = []
+        self._pumps: set[asyncio.Task[None]] = set()  # of connections into it
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` has been called."""
+        return bool(self._base)
 
     async def start(self, markers: Sequence[str] = ()) -> dict[str, Any]:
         """The first call, before any agent runs: {uid, kernel, markers}, `markers` being those paths that exist."""
@@ -100,7 +106,7 @@ class Plain:
         limits: Mapping[str, int],
     ) -> ExecResult:
         """See `Sandbox.exec`. The environment is the image's, with a home of our own."""
-        key = _name()
+        key = name()
         own = {k: v for k, v in BASE_ENV.items() if k != "PATH"}
         self._running.add(key)
         try:
@@ -148,9 +154,9 @@ class Plain:
 
     async def _outputs(self, key: str, ended: dict[str, Any]) -> tuple[bytes, bytes]:
         found = []
-        for name in ("out", "err"):
-            inline = ended.get(name, "")
-            path = f"{self._base}/{key}/{name}"
+        for which in ("out", "err"):
+            inline = ended.get(which, "")
+            path = f"{self._base}/{key}/{which}"
             data = await self._download(path) if inline is None else base64.b64decode(inline)
             if data is None:
                 raise SandboxError(f"the output of a command is no longer in sandbox {self._id}: something removed it")
@@ -182,7 +188,7 @@ class Plain:
 
     async def read(self, path: str, limit: int) -> bytes:
         """A regular file of at most `limit` bytes."""
-        key = _name()
+        key = name()
         try:
             found = await self._call("stage", key, path=path, limit=limit, inline=_MESSAGE)
             if "content" in found:
@@ -232,7 +238,7 @@ class Plain:
             SandboxError: the image cannot run it.
             SandboxLost: the sandbox is gone.
         """
-        key = key or _name()
+        key = key or name()
         done, self._done = self._done, []
         request = {"op": op, "id": key, "done": done, **fields}
         raw = json.dumps(request).encode() + b"\n" + payload
@@ -252,7 +258,7 @@ class Plain:
         """How a message is named on the command line: itself, or the pieces that it is laid down in."""
         if len(raw) * 4 // 3 <= _MESSAGE:
             return base64.b64encode(raw).decode()
-        key, size = _name(), inside.PIECE
+        key, size = name(), inside.PIECE
         for i in range(0, len(raw), size):
             content = base64.b64encode(raw[i : i + size]).decode()
             body = {"path": f"{self._base}/{key}.in.{i // size}", "content": content}
@@ -305,5 +311,6 @@ class Plain:
         return response
 
 
-def _name() -> str:
+def name() -> str:
+    """A new name of a call."""
     return secrets.token_hex(12)
