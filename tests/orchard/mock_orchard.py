@@ -71,6 +71,7 @@ class MockOrchard:
         self.heartbeats: list[str] = []
         self._late: list[asyncio.Task[Any]] = []
         self._runner: web.AppRunner | None = None
+        self._closing = asyncio.Event()
         self.port = 0
 
     @property
@@ -119,6 +120,7 @@ class MockOrchard:
         await self.up()
 
     async def close(self) -> None:
+        self._closing.set()
         await self.down()
         await self.late()
 
@@ -189,7 +191,8 @@ class MockOrchard:
     async def _wait(self, request: web.Request) -> web.Response:
         pod = self._pod(request)
         if pod.status in ("pending", "unschedulable"):
-            await asyncio.sleep(float(request.query["timeout"]))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), float(request.query["timeout"]))
             return _error(408, "Timeout waiting for pod")
         return self._state(request, pod)
 

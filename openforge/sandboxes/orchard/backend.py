@@ -166,9 +166,13 @@ class OrchardBackend:
         return sorted(found)
 
     async def close(self) -> None:
-        """Delete every sandbox that is left."""
-        await asyncio.gather(*(s.delete() for s in list(self.sandboxes.values())))
+        """Delete every sandbox that is left; whatever cannot be is tried, and then said."""
+        sandboxes = list(self.sandboxes.values())
+        ends = await asyncio.gather(*(s.delete() for s in sandboxes), return_exceptions=True)
         await self.service.close()
+        for end in ends:
+            if end is not None:
+                raise end
 
     async def __aenter__(self) -> Self:
         return self

@@ -215,9 +215,11 @@ class OrchardSandbox:
     async def delete(self) -> None:
         """Have the service delete it and its companions; again is harmless. Orchard removes a pod in the background."""
         self._deleted = True
-        await asyncio.gather(*(c.delete() for c in self._companions))
         await self.stop_heartbeat()
-        await self._backend.forget(self.sandbox_id)
+        deletes = (*(c.delete() for c in self._companions), self._backend.forget(self.sandbox_id))
+        for end in await asyncio.gather(*deletes, return_exceptions=True):
+            if end is not None:
+                raise end
 
     async def __aenter__(self) -> OrchardSandbox:
         return self
