@@ -80,6 +80,9 @@ def write(root: str, parts: list[str], mode: int, size: int, read: Callable[[int
                 while view:
                     view = view[os.write(out, view) :]
             os.fchmod(out, mode)
+        except OSError:
+            os.unlink(beside, dir_fd=parent)
+            raise
         finally:
             os.close(out)
         if _is_folder(parts[-1], parent):

@@ -21,7 +21,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from openforge.sandboxes import join, spawner
 else:
     import join

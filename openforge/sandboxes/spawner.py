@@ -27,7 +27,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from openforge.sandboxes import files, job, join, terminal
 else:  # started by path with -I -S, without the package and its dependencies
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

@@ -17,7 +17,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from openforge.sandboxes import join, spawner
 else:
     import join

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HOST:PORT",
-        help="routes may lead there; * for any host or port",
+        help="routes may lead there; * is any host or port",
     )
     serve.add_argument(
         "--share", action="append", default=[], type=Path, metavar="DIR", help="sandboxes may have it bound, read-only"
@@ -50,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--max-sandboxes", type=int, default=256, metavar="N", help="at once (256)")
     serve.add_argument("--cpu", metavar="CORES", help="of all sandboxes together, as they ask for them")
     serve.add_argument("--memory", metavar="SIZE", help="of all sandboxes together, as they ask for it, e.g. 64Gi")
-    serve.add_argument(
-        "--ttl", type=float, default=7200.0, metavar="S", help="a sandbox lives this long uncalled (7200)"
-    )
+    serve.add_argument("--ttl", type=float, default=7200.0, metavar="S", help="a sandbox lives so long uncalled (7200)")
     serve.add_argument("--job-ttl", type=float, default=3600.0, metavar="S", help="a finished job is kept (3600)")
     serve.add_argument(
         "--grace", type=float, default=300.0, metavar="S", help="sandboxes outlive a killed server this long (300)"
@@ -180,7 +179,7 @@ def _listed(labels: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _asked(method: str, path: str, params: list[tuple[str, str]] | None = None) -> Any:
+def _asked(method: str, path: str, params: Sequence[tuple[str, str]] = ()) -> Any:
     import httpx
 
     base, key = os.environ.get(BASE_URL, "").rstrip("/"), os.environ.get(KEY, "")
@@ -188,7 +187,7 @@ def _asked(method: str, path: str, params: list[tuple[str, str]] | None = None) 
         raise VerbError(f"{BASE_URL} is not set; it names the server, as http://HOST:PORT")
     try:
         headers = {"X-API-Key": key} if key else {}
-        answer = httpx.request(method, base + path, params=params, headers=headers, timeout=60)
+        answer = httpx.request(method, base + path, params=tuple(params), headers=headers, timeout=60)
         body = answer.json()
     except (httpx.HTTPError, json.JSONDecodeError) as e:
         raise VerbError(f"{base} does not answer as a server of sandboxes: {e}") from None

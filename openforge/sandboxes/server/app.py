@@ -225,9 +225,10 @@ class Api:
         if not body.wait:
             return reply({"job_id": job.job_id, "status": "queued"})
         await _within(job, (body.timeout_seconds or 300) + _WAIT_SECONDS)
-        if job.end is not None and job.started_at is None and job.end.get("code") not in (None, "cancelled"):
-            raise Problem(job.end["code"], job.end["error"])
-        return reply(self._wire(job, body.encoding))
+        told = self._wire(job, body.encoding)
+        if told["error"] is not None and told["code"] not in (None, "cancelled"):  # it never ran, or its end is lost
+            raise Problem(told["code"], told["error"])
+        return reply(told)
 
     async def _submit(self, request: web.Request, body: dict[str, Any], job_id: str | None) -> Job:
         sandbox_id = request.match_info["id"]
