@@ -25,14 +25,34 @@ def _is_folder(name: str, parent: int | None) -> bool:
 
 
 def _remove(name: str, parent: int) -> None:
-    """Remove an entry of any kind."""
-    if _is_folder(name, parent):
-        os.fchdir(parent)  # the programs cope with any depth and any permissions
-        for program in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            os.spawnve(os.P_WAIT, f"/bin/{program[0]}", [*program, "--", f"./{name}"], {})
-    else:
+    """Remove an entry of any kind; a folder whatever its depth and permissions, with no program of the sandbox's."""
+    if not _is_folder(name, parent):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
+        return
+    os.fchdir(parent)
+    path, left = [name], [_step_into(name)]
+    while path:
+        if left[-1]:
+            path.append(left[-1].pop())
+            left.append(_step_into(path[-1]))
+        else:
+            left.pop()
+            os.chdir("..")
+            os.rmdir(path.pop())
+
+
+def _step_into(name: str) -> list[str]:
+    """Change to a folder and remove its files; the folders in it. Step by step no path is ever too long."""
+    os.chmod(name, 0o700)
+    os.chdir(name)
+    folders = []
+    for entry in os.listdir("."):
+        if _is_folder(entry, None):
+            folders.append(entry)
+        else:
+            os.unlink(entry)
+    return folders
 
 
 def _open_folder(name: str, parent: int | None) -> int:
@@ -69,27 +89,36 @@ def write(root: str, parts: list[str], mode: int, size: int, read: Callable[[int
             parent = folder
         beside = f".{os.getpid()}.upload"
         _remove(beside, parent)
-        out = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
-            while size:
-                chunk = read(min(size, 1 << 20))
-                if not chunk:
-                    raise OSError(errno.EPIPE, "the sender went away")
-                size -= len(chunk)
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(out, view) :]
-            os.fchmod(out, mode)
-        except OSError:
-            os.unlink(beside, dir_fd=parent)
+            _fill(beside, parent, mode, size, read)
+        except BaseException:  # what is half written would keep a full disk full
+            _remove(beside, parent)
             raise
-        finally:
-            os.close(out)
         if _is_folder(parts[-1], parent):
             _remove(parts[-1], parent)
         os.rename(beside, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
     finally:
         os.close(parent)
+
+
+def _fill(name: str, parent: int, mode: int, size: int, read: Callable[[int], bytes]) -> None:
+    out = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        _pour(out, size, read)
+        os.fchmod(out, mode)
+    finally:
+        os.close(out)
+
+
+def _pour(out: int, size: int, read: Callable[[int], bytes]) -> None:
+    while size:
+        chunk = read(min(size, 1 << 20))
+        if not chunk:
+            raise OSError(errno.EPIPE, "the sender went away")
+        size -= len(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(out, view) :]
 
 
 def write_at(root: str, parts: list[str], offset: int, size: int, read: Callable[[int], bytes]) -> int:
@@ -114,29 +143,10 @@ def write_at(root: str, parts: list[str], offset: int, size: int, read: Callable
         if info.st_size < offset:
             raise OSError(errno.ESPIPE, f"the file has {info.st_size} bytes, so nothing can be written at {offset}")
         os.lseek(out, offset, os.SEEK_SET)
-        while size:
-            chunk = read(min(size, 1 << 20))
-            if not chunk:
-                raise OSError(errno.EPIPE, "the sender went away")
-            size -= len(chunk)
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(out, view) :]
+        _pour(out, size, read)
         return os.fstat(out).st_size
     finally:
         os.close(out)
-
-
-def read_at(path: str, offset: int, length: int | None, limit: int) -> tuple[bytes, int]:
-    """At most `length` bytes from `offset` of a regular file (None: all, if within `limit`), and the file's size."""
-    fd = _open_regular(path)
-    try:
-        size = os.fstat(fd).st_size
-        if length is None and size - offset > limit:  # before anything is read: a sparse file is as large as it likes
-            raise OSError(errno.EFBIG, f"{size} bytes, of which one call takes {limit}; ask for pieces of it")
-        return os.pread(fd, limit if length is None else length, offset), size
-    finally:
-        os.close(fd)
 
 
 def _open_regular(path: str) -> int:
@@ -158,6 +168,18 @@ def read(path: str, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes")
     return data
+
+
+def read_at(path: str, offset: int, length: int | None, limit: int) -> tuple[bytes, int]:
+    """At most `length` bytes from `offset` of a regular file (None: all, if within `limit`), and the file's size."""
+    fd = _open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if length is None and size - offset > limit:  # before anything is read: a sparse file is as large as it likes
+            raise OSError(errno.EFBIG, f"{size} bytes, of which one call takes {limit}; ask for pieces of it")
+        return os.pread(fd, limit if length is None else length, offset), size
+    finally:
+        os.close(fd)
 
 
 def entries(path: str) -> list[dict[str, Any]]:

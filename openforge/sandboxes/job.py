@@ -88,10 +88,11 @@ def run(channel: spawner.Channel, request: spawner.Request, fds: list[int]) -> N
         start = int(f.read().rpartition(b")")[2].split()[19])
     outputs: list[Output] = []
     try:
+        groups = join.open_groups(request["groups"])
         join.enter(request["holder"], request["cwd"])
         _note(record, {"pid": os.getpid(), "start": start, "started": time.time()})
         outputs += [Output(folder, f"{request['job']}.out"), Output(folder, f"{request['job']}.err")]
-        end = _supervise(channel, request, [stdin, outputs[0].write_end, outputs[1].write_end], outputs, wake)
+        end = _supervise(channel, request, stdin, outputs, groups, wake)
         for output in outputs:
             output.finish()
     except join.JoinError as e:
@@ -122,18 +123,24 @@ def _wake_on_term() -> int:
 
 
 def _supervise(
-    channel: spawner.Channel, request: spawner.Request, fds: list[int], outputs: list[Output], wake: int
+    channel: spawner.Channel,
+    request: spawner.Request,
+    stdin: int,
+    outputs: list[Output],
+    groups: list[int],
+    wake: int,
 ) -> dict[str, Any]:
     """Run the command in a child inside; read its outputs until it has ended, ran out of time or is cancelled."""
+    fds = [stdin, *(o.write_end for o in outputs)]
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         ours.close()
         channel.sock.close()
-        join.run_and_exit(lambda: spawner.inner(spawner.Channel(theirs), request, fds))
+        join.run_and_exit(lambda: spawner.inner(spawner.Channel(theirs), request, fds, groups))
     theirs.close()
-    for fd in fds:
+    for fd in (*fds, *groups):
         os.close(fd)
     pidfd = os.pidfd_open(pid)
     poll = select.poll()

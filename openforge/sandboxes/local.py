@@ -11,13 +11,16 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, get_args
 
-from openforge.sandboxes import bwrap
-from openforge.sandboxes.isolation import isolation
+from openforge.sandboxes import bwrap, cgroups
+from openforge.sandboxes.images import default_cache
+from openforge.sandboxes.isolation import held, isolation
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Label, Owner
-from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxLost, SandboxUnsupported
+from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxLost
 from openforge.sandboxes.requests import Spawner, close_all, readable
+from openforge.sandboxes.roots import Roots
 
 START_SECONDS = 60.0
 
@@ -29,18 +32,27 @@ class LocalBackend:
     such a death leaves on disk.
 
     Args:
-        keep: folder (of the same file system) that the work folder of a deleted sandbox is moved to, under the
-            sandbox's id; None removes it.
+        keep: folder that the work folder of a deleted sandbox is moved to, under the sandbox's id (of the same file
+            system, unless its disk was in memory: `Limits.disk_bytes`); None removes it.
+        spawner: what starts the sandboxes and joins them, closed with the backend; None starts one of its own.
+        images: folder that images are unpacked to, once for everybody; None is `images.default_cache()`.
     """
 
     def __init__(
-        self, root: Path, run: str, owner: Owner, keep: Path | None = None, spawner: Spawner | None = None
+        self,
+        root: Path,
+        run: str,
+        owner: Owner,
+        keep: Path | None = None,
+        spawner: Spawner | None = None,
+        images: Path | None = None,
     ) -> None:
         self.root = root.absolute()
         self.run = run
         self.owner = owner
         self.keep = keep
         self.spawner = spawner or Spawner()
+        self.roots = Roots(self.root, images or default_cache())
         self.sandboxes: dict[str, LocalSandbox] = {}
         self._version: str | None = None
 
@@ -57,22 +69,21 @@ class LocalBackend:
 
         Args:
             episode_id: the episode it serves; one episode may have several sandboxes.
-            network: "none", or "proxy" (the sandbox can `route` to the proxy); both reach nothing else.
+            network: "none", "proxy" (the sandbox can `route` to the proxy; both reach nothing else), or "open".
+            image: path of an image archive, see `images`; None is this host's system, read-only.
             binds: files and folders of the host to show read-only.
             limits: resource limits, else the defaults of `Limits`.
 
         Raises:
             SandboxError: it cannot be set up; the message says what is missing.
         """
-        if network not in ("none", "proxy"):
-            raise SandboxUnsupported(f"network {network!r} is not offered by local sandboxes; use 'none' or 'proxy'")
-        if image is not None:
-            raise SandboxUnsupported(
-                f"image {image!r}: local sandboxes have this host's system as their root file system"
-            )
+        if network not in get_args(Network):
+            raise SandboxError(f"network {network!r} must be one of {', '.join(get_args(Network))}")
         if not episode_id or posixpath.basename(episode_id) != episode_id or episode_id.startswith("."):
             raise SandboxError(f"episode id {episode_id!r} must be a plain name: it names a folder")
-        sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits or Limits())
+        base = None if image is None else await self.roots.image(Path(image))
+        limits = limits or Limits()
+        sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits, base)
         self.sandboxes[sandbox.sandbox_id] = sandbox
         try:
             await self._start(sandbox, binds)
@@ -81,58 +92,71 @@ class LocalBackend:
             raise
         return sandbox
 
-    def attach(self, sandbox_id: str, network: Network, limits: Limits) -> LocalSandbox:
-        """A sandbox that an earlier process made below `root` with a spawner that still runs.
+    async def attach(
+        self, sandbox_id: str, *, network: Network, image: str | None, limits: Limits, isolation: str
+    ) -> LocalSandbox:
+        """A sandbox that an earlier process made below `root`, with a spawner that still runs.
+
+        Args:
+            network, image, limits, isolation: as it was made and recorded.
 
         Raises:
             SandboxLost: it is gone.
         """
+        base = None if image is None else await self.roots.image(Path(image))
         try:
             label = Label.read(self.root / f"{sandbox_id}.json")
             if label.holder is None or not label.holder.alive():
                 raise SandboxLost(f"sandbox {sandbox_id} is gone")
-            sandbox = LocalSandbox(self, sandbox_id, label.episode_id, network, limits)
-            sandbox._pidfd = os.pidfd_open(label.holder.pid)
+            pidfd = os.pidfd_open(label.holder.pid)
         except (OSError, ValueError, TypeError, KeyError):
             raise SandboxLost(f"sandbox {sandbox_id} is gone") from None
-        sandbox._holder = label.holder
-        sandbox.holder_pid = label.holder.pid
-        if self._version is None:
-            self._version = bwrap.version()
-        sandbox.isolation = isolation(sandbox.holder_pid, self._version)
+        sandbox = LocalSandbox(self, sandbox_id, label.episode_id, network, limits, base)
+        sandbox._pidfd, sandbox._holder, sandbox.holder_pid = pidfd, label.holder, label.holder.pid
+        sandbox.group = cgroups.plan(sandbox_id, limits, cgroups.available())
+        sandbox.isolation = isolation
         self.sandboxes[sandbox_id] = sandbox
         return sandbox
 
     async def _start(self, sandbox: LocalSandbox, binds: Sequence[Bind]) -> None:
-        folder = self.root / sandbox.sandbox_id
+        folder, limits = self.root / sandbox.sandbox_id, sandbox.limits
         label = self.root / f"{sandbox.sandbox_id}.json"
-        self.root.mkdir(parents=True, exist_ok=True)
-        _write_label(label, Label(self.run, sandbox.episode_id, self.owner, None))
-        folder.mkdir()
-        (folder / "work").mkdir()
-        (folder / "home").mkdir()
-        bwrap.write_etc(folder / "etc")
+        group = cgroups.plan(sandbox.sandbox_id, limits, cgroups.available())
+        cgroups.check(limits, group)
         if self._version is None:
             self._version = bwrap.version()
-        argv = bwrap.arguments(folder, binds, sandbox.limits, info_fd=3)
+        self.root.mkdir(parents=True, exist_ok=True)
+        _write_label(label, Label(self.run, sandbox.episode_id, self.owner, None, tuple(group.paths())))
+        folder.mkdir()
+        sandbox.group = group  # from here on there may be something of it to remove
+        group.make(limits)
+        mounts = await self.roots.prepare(folder, limits.disk_bytes, sandbox.image)
+        if sandbox.image is None:
+            bwrap.write_etc(folder / "etc", sandbox.network)
+        argv = bwrap.arguments(folder, binds, limits, 3, sandbox.network, sandbox.image, self.roots.tools)
         noted_r, noted_w = os.pipe()
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, noted_w)
             try:
                 async with asyncio.timeout(START_SECONDS):
-                    pid = await self._run(argv, noted_r)
+                    pid = await self._run({"argv": argv, "mounts": mounts, "groups": group.processes()}, noted_r)
             except TimeoutError:
                 raise SandboxError(f"sandbox {sandbox.sandbox_id} did not start within {START_SECONDS:.0f} s") from None
             sandbox._holder = Owner.of(pid)
-            _write_label(label, Label(self.run, sandbox.episode_id, self.owner, sandbox._holder))
+            _write_label(label, Label(self.run, sandbox.episode_id, self.owner, sandbox._holder, tuple(group.paths())))
             # From here on the reaper knows it; until here it ends by itself when this pipe does.
             os.write(noted_w, b"\n")
         sandbox._pidfd = os.pidfd_open(pid)
         sandbox.holder_pid = pid
-        sandbox.isolation = isolation(pid, self._version)
+        parts = [isolation(pid, f"bubblewrap {self._version}"), *self.roots.named(sandbox.image), held(limits, group)]
+        sandbox.isolation = "; ".join(parts)
 
-    async def _run(self, argv: list[str], stdin: int) -> int:
-        """Start bwrap on `stdin`, which is closed here; the pid of the first process once the sandbox is set up."""
+    async def _run(self, request: dict[str, Any], stdin: int) -> int:
+        """Start bwrap on `stdin`, which is closed here; the pid of the first process once the sandbox is set up.
+
+        Args:
+            request: see `spawner.become`.
+        """
         ours, theirs = [], [stdin]
         try:
             for _ in range(3):  # standard output, standard error, information: the spawner numbers them 0 to 3
@@ -141,7 +165,7 @@ class LocalBackend:
                 theirs.append(write_end)
             child = await self.spawner.request(theirs)
             close_all(theirs)
-            await child.send({"op": "bwrap", "argv": argv})
+            await child.send({"op": "bwrap", **request})
             child.close()
             if not await _read(ours[0]):
                 error = b""

@@ -11,13 +11,17 @@ import contextlib
 import os
 import select
 import socket
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from openforge import tables
-from openforge.sandboxes.join import BASE_ENV, WORK
+from openforge.sandboxes import cgroups
+from openforge.sandboxes.cgroups import Group
+from openforge.sandboxes.images import Image
+from openforge.sandboxes.join import BASE_ENV, CONNECT_SECONDS, WORK
 from openforge.sandboxes.owner import Owner, exiting, kill, kill_namespace, remove
 from openforge.sandboxes.paths import inside, target
 from openforge.sandboxes.protocol import (
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 DOWNLOAD_BYTES = 256 << 20  # largest file taken out of a sandbox
 KILL_SECONDS = 30.0
+KILLED = (-9, 137)  # SIGKILL, and as a shell says it
+_OURS = ("HOME", "LOGNAME", "TMPDIR", "USER")
 _GRACE = 15.0  # beyond a command's time limit: a supervisor that the agent has stopped cannot keep it
 
 
@@ -47,15 +53,26 @@ class LocalSandbox:
     Attributes:
         holder_pid: pid outside of its first process, what `join.enter` and `join.run_in` take.
         limits: resource limits of what `exec` starts; hand `limits.rlimits()` to `join.run_in`.
+        image: its root file system; None is this host's.
+        group: its control groups: hand `group.processes()` to `join.run_in`; `group.memory_kills()` tells whether the
+            sandbox met its own limit of memory, or the machine's.
     """
 
     def __init__(
-        self, backend: LocalBackend, sandbox_id: str, episode_id: str, network: Network, limits: Limits
+        self,
+        backend: LocalBackend,
+        sandbox_id: str,
+        episode_id: str,
+        network: Network,
+        limits: Limits,
+        image: Image | None = None,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.episode_id = episode_id
         self.network: str = network
         self.limits = limits
+        self.image = image
+        self.group = Group(1, {})
         self.isolation = ""
         self.holder_pid = -1
         self._holder: Owner | None = None
@@ -79,16 +96,18 @@ class LocalSandbox:
         caller is cancelled, is killed with all its descendants. A missing program is exit code 127, as in a shell.
         """
         self._alive()
-        argv = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
+        argv = [self.shell, "-c", command] if isinstance(command, str) else list(command)
         request = {
             "op": "exec",
             "holder": self.holder_pid,
             "argv": argv,
             "cwd": inside(cwd or WORK),
-            "env": {**BASE_ENV, **(env or {})},
+            "env": {**self.env, **(env or {})},
             "timeout": timeout,
             "limits": self.limits.rlimits(),
+            "groups": self.group.processes(),
         }
+        kills = self.group.memory_kills()
         ended = asyncio.Event()
         # Before anything is awaited: `end_processes` must know of a command that has not arrived inside yet.
         self._running.add(ended)
@@ -108,7 +127,25 @@ class LocalSandbox:
             finally:
                 close_all(fds)
             exit_code, timed_out = await self._finished(child, request, timeout)
-            return ExecResult(exit_code, out.finish(), err.finish(), timed_out)
+            return ExecResult(exit_code, out.finish(), err.finish(), timed_out, self.note(exit_code, kills))
+
+    @property
+    def shell(self) -> str:
+        """What runs a command that is a string."""
+        return "/bin/bash" if self.image is None else self.image.shell
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every command, before its own: of the image only what is not the sandbox's to say."""
+        if self.image is None:
+            return dict(BASE_ENV)
+        return {**BASE_ENV, "SHELL": self.image.shell, **{k: v for k, v in self.image.env.items() if k not in _OURS}}
+
+    def note(self, exit_code: int | None, kills: int) -> str | None:
+        """`ExecResult.note` of a command before which the group had seen `kills`."""
+        if exit_code not in KILLED or self.group.memory_kills() == kills:
+            return None
+        return f"the kernel killed a process of the sandbox at its limit of memory, {self.limits.memory_bytes} bytes"
 
     async def _finished(
         self, child: Request, request: dict[str, Any], timeout: float | None
@@ -226,10 +263,14 @@ class LocalSandbox:
 
         Returns the base URL as seen from inside: no path leads out but these sockets.
         """
-        if self.network != "proxy":
-            raise SandboxError(f"sandbox {self.sandbox_id} has network {self.network!r}; a route takes 'proxy'")
+        if self.network == "none":
+            raise SandboxError(f"sandbox {self.sandbox_id} has network 'none'; a route takes 'proxy'")
         self._alive()
-        listener = await self._backend.spawner.listen(self.holder_pid, port)
+        if self.network == "open":  # the host's loopback, where the port may be anybody's
+            listener = socket.create_server(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        else:
+            listener = await self._backend.spawner.listen(self.holder_pid, port)
         try:
             await target.adopt(self.episode_id, listener)
         except BaseException:
@@ -240,6 +281,8 @@ class LocalSandbox:
     async def connect(self, port: int) -> socket.socket:
         """A connection to 127.0.0.1:`port` inside; see `Sandbox.connect`."""
         self._alive()
+        if self.network == "open":
+            return await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), CONNECT_SECONDS)
         return await self._backend.spawner.connect(self.holder_pid, port)
 
     async def companion(
@@ -260,19 +303,31 @@ class LocalSandbox:
         """Kill everything inside and remove its files, its companions' too; again is harmless."""
         await asyncio.gather(*(c.delete() for c in self._companions))
         holder, self._holder = self._holder, None
+        keep = None if self._backend.keep is None else self._backend.keep / self.sandbox_id
         if holder is not None:
+            if keep is not None and self.limits.disk_bytes is not None:
+                await asyncio.to_thread(self._copy_work, keep)
             await asyncio.to_thread(kill, holder)
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
         folder = self._backend.root / self.sandbox_id
-        if self._backend.keep is not None and (folder / "work").is_dir():
+        if keep is not None and (folder / "disk/work").is_dir():
             # Renamed and not copied: what an agent has planted there is not followed.
-            self._backend.keep.mkdir(parents=True, exist_ok=True)
-            os.rename(folder / "work", self._backend.keep / self.sandbox_id)
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(folder / "disk/work", keep)
+        await asyncio.to_thread(cgroups.remove, self.group.paths())
         await asyncio.to_thread(remove, folder)
         (self._backend.root / f"{self.sandbox_id}.json").unlink(missing_ok=True)
         self._backend.sandboxes.pop(self.sandbox_id, None)
+
+    def _copy_work(self, keep: Path) -> None:
+        """Copy the work folder out of memory; links are copied as links, by a program that enters none."""
+        kill_namespace(self.holder_pid)
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        source = f"/proc/{self.holder_pid}/root{WORK}"
+        with contextlib.suppress(subprocess.CalledProcessError):  # a sandbox that is gone has nothing to keep
+            subprocess.run(["cp", "-a", "--", source, str(keep)], check=True, capture_output=True)
 
     async def __aenter__(self) -> LocalSandbox:
         return self

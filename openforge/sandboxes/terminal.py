@@ -24,7 +24,7 @@ else:
     import spawner
 
 
-def run(channel: spawner.Channel, request: spawner.Request) -> None:
+def run(channel: spawner.Channel, request: spawner.Request, groups: list[int]) -> None:
     """Run the request's argv in env, on a terminal of its rows and columns."""
     join.adopt_orphans()
     outer, inner = os.openpty()
@@ -36,8 +36,9 @@ def run(channel: spawner.Channel, request: spawner.Request) -> None:
     pid = os.fork()
     if pid == 0:
         signal.set_wakeup_fd(-1)
-        spawner.command(request, [inner, inner, inner], self_fd, terminal=True)
-    os.close(inner)
+        spawner.command(request, [inner, inner, inner], groups, self_fd, terminal=True)
+    for fd in (inner, *groups):
+        os.close(fd)
     channel.answer({"pid": pid})
     channel.answer({"exit": _wait(channel, pid, wake)})
 

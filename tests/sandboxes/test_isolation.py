@@ -167,7 +167,10 @@ async def test_two_sandboxes_look_the_same_inside(backend: LocalBackend) -> None
 def test_all_of_this_as_an_ordinary_user(tmp_path: Path) -> None:
     """In a user namespace as uid 4242, without a capability: what an ordinary user is to the kernel."""
     unshare = ["unshare", "--user", "--map-user=4242", "--map-group=4242"]
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("isolation", "join", "life", "route")]
+    files = [
+        str(Path(__file__).with_name(f"test_{name}.py"))
+        for name in ("images", "isolation", "join", "life", "limits", "route")
+    ]
     # Without this very test, which would start itself again.
     places = [f"--basetemp={tmp_path / 'rootless'}", "-k", "not as_an_ordinary_user", *files]
     done = subprocess.run(

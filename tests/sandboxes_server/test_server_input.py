@@ -97,7 +97,7 @@ def test_quotas(own: Any) -> None:
     assert int(full.headers["Retry-After"]) > 0
     refused(server.api.post("/sandboxes", json={"cpu": "1", "memory": "3.5Gi"}), 429, "memory")
     server.create(cpu="1", memory="3Gi")
-    refused(server.api.post("/sandboxes", json={"cpu": "1m", "memory": "1"}), 429, "sandboxes: 2 of 2")
+    refused(server.api.post("/sandboxes", json={"cpu": "10m", "memory": "8Mi"}), 429, "sandboxes: 2 of 2")
     server.api.delete(f"/sandboxes/{first}")
     server.create(cpu="2", memory="1Gi")
 

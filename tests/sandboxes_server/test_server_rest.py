@@ -35,7 +35,7 @@ def test_keys(served: Served) -> None:
     with httpx.Client(base_url=served.url) as stranger:
         assert stranger.get("/sandboxes").status_code == 401
         assert stranger.get("/sandboxes", headers={"X-API-Key": "wrong-key-of-the-tests"}).status_code == 403
-        assert stranger.get("/sandboxes", headers={"X-API-Key": "schlüssel".encode()}).status_code == 403
+        assert stranger.get("/sandboxes", headers=[(b"X-API-Key", "schlüssel".encode())]).status_code == 403
         # The query is for WebSockets: URLs end up in logs.
         assert stranger.get("/sandboxes", params={"api_key": served.key}).status_code == 401
 

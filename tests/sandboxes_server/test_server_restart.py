@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,14 +47,14 @@ def test_jobs_outlive_a_killed_server_and_run_once(own: Any) -> None:
         assert server.exec(sandbox, "cat log")["stdout"].split() == [f"begun-{n + 3 * k}" for k in range(3)]
 
 
-def test_a_job_that_ends_while_no_server_is_there(own: Any, tmp_path: Path) -> None:
+def test_a_job_that_ends_while_no_server_is_there(own: Any) -> None:
     server: Served = own()
     sandbox = server.create()["sandbox_id"]
     asked = {"command": "touch up; until [ -e go ]; do sleep 0.01; done; echo done", "job_id": "alone"}
     server.api.post(f"/sandboxes/{sandbox}/exec", json=asked)
     server.exec(sandbox, "until [ -e up ]; do sleep 0.01; done", parallel=True)
     server.kill()
-    (work,) = server.state.glob("sandboxes/*/work")
+    (work,) = server.state.glob("sandboxes/*/disk/work")
     (work / "go").touch()
     record = server.state / "jobs" / "alone.job"
     deadline = time.monotonic() + 30

@@ -210,7 +210,7 @@ class Api:
 
     async def end_processes(self, request: web.Request) -> web.Response:
         local = await self.host.running(request.match_info["id"])
-        await local.end_processes()
+        await self.host.jobs.ended(request.match_info["id"], local)
         return reply({"status": "ok", "sandbox_id": request.match_info["id"]})
 
     # ---- commands ----------------------------------------------------------------------------------------------
@@ -293,6 +293,7 @@ class Api:
             "completed_at": end.get("ended"),
             "error": error,
             "timed_out": end.get("timed_out", False),
+            "note": end.get("note"),
             "stdout_bytes": end.get("stdout", len(texts[0])),
             "stderr_bytes": end.get("stderr", len(texts[1])),
             "encoding": encoding,

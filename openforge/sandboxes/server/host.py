@@ -9,6 +9,7 @@ import secrets
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from openforge.sandboxes.keeper import Keeper
 from openforge.sandboxes.local import LocalBackend
@@ -111,7 +112,18 @@ class Host:
         for name in request.limits:
             if name not in names:
                 raise Problem("invalid", f"limits has no {name!r}; it has {', '.join(sorted(names))}")
-        return replace(self.settings.limits, **request.limits)
+        given: dict[str, Any] = dict(request.limits)
+        if request.cpu is not None or request.memory is not None:
+            # As in Orchard, what is asked for is what it gets; `isolation` says where this machine cannot hold it.
+            given = {"best_effort": True, **given}
+        if request.cpu is not None:
+            given.setdefault("cpus", settings.cores(request.cpu))
+        if request.memory is not None:
+            given.setdefault("memory_bytes", settings.size(request.memory))
+        try:
+            return replace(self.settings.limits, **given)
+        except SandboxError as e:
+            raise Problem("invalid", str(e)) from None
 
     def _binds(self, request: CreateRequest) -> list[Bind]:
         # The path inside is the one that was asked for: links of the server's are not the caller's matter.
@@ -154,7 +166,7 @@ class Host:
                     binds=self._binds(request),
                     limits=self._limits(request),
                 )
-            hosted.kept.local_id = local.sandbox_id
+            hosted.kept.local_id, hosted.kept.isolation = local.sandbox_id, local.isolation
             hosted.kept.write(self._records)
             self._runs(hosted, local)
         except TimeoutError:
@@ -261,7 +273,7 @@ class Host:
         self.hosted.pop(hosted.sandbox_id, None)
 
     # ---- restart and end ---------------------------------------------------------------------------------------
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Take in the sandboxes and jobs that an earlier server left, and remove what nobody knows."""
         found = []
         for path in self._records.glob("*.json"):
@@ -273,23 +285,30 @@ class Host:
             found.append(hosted)
         for hosted in sorted(found, key=lambda h: h.kept.created_at):  # a companion is younger
             self._know(hosted)
-        self._attach()
+        await self._attach()
         self._reap()
         self.jobs.recover(self.hosted)
         for hosted in self.hosted.values():
             if not hosted.settled.is_set():  # it was being made: nobody has been told that it is ready
                 self._begin(hosted)
 
-    def _attach(self) -> None:
+    async def _attach(self) -> None:
         for hosted in self.hosted.values():
             kept = hosted.kept
             if kept.failure is not None:
                 hosted.failed(kept.failure)
             elif kept.local_id is not None:
                 try:
-                    local = self.backend.attach(kept.local_id, hosted.network.mode, self._limits(hosted.request))
+                    image = self.settings.image(hosted.request.image)
+                    local = await self.backend.attach(
+                        kept.local_id,
+                        network=hosted.network.mode,
+                        image=None if image is None else str(image),
+                        limits=self._limits(hosted.request),
+                        isolation=kept.isolation,
+                    )
                     self._runs(hosted, local)
-                except SandboxError:
+                except (SandboxError, Problem):
                     hosted.failed("it died while the server was away")
 
     def _reap(self) -> None:

@@ -25,6 +25,7 @@ class Kept:
         request: the `CreateRequest` as it came.
         key: the caller's Idempotency-Key.
         local_id: of the backend's sandbox, once there is one.
+        isolation: what was reached.
         routes: port inside -> target.
         heartbeat: whether its caller has ever sent one.
         failure: why it is no longer, or never was, usable.
@@ -38,6 +39,7 @@ class Kept:
     cpu: float
     memory: int
     local_id: str | None = None
+    isolation: str = ""
     routes: dict[str, str] = field(default_factory=dict)
     heartbeat: bool = False
     failure: str | None = None
@@ -142,5 +144,5 @@ class Hosted:
             "ttl_seconds": kept.ttl,
             "expires_at": self.used_at + kept.ttl,
             "companion_of": self.request.companion_of,
-            "isolation": "" if self.local is None else self.local.isolation,
+            "isolation": kept.isolation,
         }

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from openforge.sandboxes.join import BASE_ENV
 from openforge.sandboxes.owner import start_time
 from openforge.sandboxes.paths import inside
 from openforge.sandboxes.protocol import SandboxLost
@@ -99,6 +98,18 @@ class Jobs:
         """Whether a job of the sandbox waits or runs."""
         return any(j.end is None for j in self.of(sandbox_id))
 
+    async def ended(self, sandbox_id: str, local: LocalSandbox) -> None:
+        """End every process of a sandbox, those of jobs too that are still on their way in."""
+        while True:
+            pending = [j for j in self.of(sandbox_id) if j.end is None and j.started_at is not None]
+            await local.end_processes()
+            if not pending:
+                return
+            waits = [asyncio.ensure_future(j.done.wait()) for j in pending]
+            await asyncio.wait(waits, timeout=0.05)
+            for wait in waits:
+                wait.cancel()
+
     def _know(self, job: Job) -> None:
         self.jobs[job.job_id] = job
         if job.key is not None:
@@ -139,6 +150,7 @@ class Jobs:
                 # From here on the keeper holds the lock too: whatever becomes of this process, the job runs once.
                 job.started_at = time.time()
                 self._channels[job.job_id] = child
+                kills = sandbox.group.memory_kills()
                 try:
                     await child.send(_for_spawner(job, sandbox))
                     answer = await child.answer()
@@ -148,7 +160,7 @@ class Jobs:
             if answer is None:
                 end = _lost("the process that ran the command was killed")
             else:
-                job.end = answer[0]
+                job.end = {**answer[0], "note": sandbox.note(answer[0].get("exit"), kills)}
         except Problem as e:
             end = _failed(str(e), e.code)
         except SandboxLost as e:
@@ -268,19 +280,20 @@ class Jobs:
 def _for_spawner(job: Job, sandbox: LocalSandbox) -> dict[str, Any]:
     asked = job.request
     command = asked["command"]
-    argv = ["/bin/bash", "-c", command] if isinstance(command, str) else command
+    argv = [sandbox.shell, "-c", command] if isinstance(command, str) else command
     if asked["login_shell"]:
         words = [command] if isinstance(command, str) else ['"$@"', "bash", *command]
-        argv = ["/bin/bash", "--login", "-i", "-c", *words]
+        argv = [sandbox.shell, "--login", "-i", "-c", *words]
     return {
         "op": "job",
         "job": job.job_id,
         "holder": sandbox.holder_pid,
         "argv": argv,
         "cwd": inside(asked["cwd"] or "."),
-        "env": {**BASE_ENV, **(asked["env"] or {})},
+        "env": {**sandbox.env, **(asked["env"] or {})},
         "timeout": asked["timeout_seconds"] or _DEFAULT_SECONDS,
         "limits": sandbox.limits.rlimits(),
+        "groups": sandbox.group.processes(),
     }
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import WSMsgType, web
 from pydantic import BaseModel, Field, ValidationError
 
-from openforge.sandboxes.join import BASE_ENV
 from openforge.sandboxes.paths import inside
 from openforge.sandboxes.protocol import SandboxError
 from openforge.sandboxes.requests import Terminal
@@ -98,13 +97,14 @@ async def _init(ws: web.WebSocketResponse) -> Init:
 def _for_spawner(init: Init, sandbox: LocalSandbox) -> dict[str, Any]:
     argv = init.cmd
     if init.login_shell:
-        argv = ["/bin/bash", "--login", "-i", "-c", '"$@"', "bash", *argv]
+        argv = [sandbox.shell, "--login", "-i", "-c", '"$@"', "bash", *argv]
     return {
         "holder": sandbox.holder_pid,
         "argv": argv,
         "cwd": inside(init.cwd or "."),
-        "env": {**BASE_ENV, "TERM": "xterm-256color", **(init.env or {})},
+        "env": {**sandbox.env, "TERM": "xterm-256color", **(init.env or {})},
         "limits": sandbox.limits.rlimits(),
+        "groups": sandbox.group.processes(),
         "rows": init.rows,
         "cols": init.cols,
     }

@@ -43,7 +43,7 @@ async def serve(settings: Settings, host: str, port: int, ready: Callable[[int],
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with alone(settings.state):
         sandboxes = Host(settings)
-        sandboxes.recover()
+        await sandboxes.recover()
         runner = web.AppRunner(
             Api(sandboxes).application(),
             access_log=None,

@@ -104,8 +104,8 @@ class CreateRequest(_Body):
     Attributes:
         image: name of one of the operator's images; None or "host" is the host's own system, read-only.
         block_network: Orchard's switch, used where `network` is not given: true is none, false is open.
-        cpu: cores, "500m" or "4"; counts against the server's quota.
-        memory: bytes, "16Gi" or "512M"; counts against the server's quota.
+        cpu: cores, "500m" or "4": its limit, and counts against the server's quota.
+        memory: bytes, "16Gi" or "512M": likewise.
         timeout: seconds to become ready.
         labels: for the list.
         ttl_seconds: it is deleted when no call named it for so long; None is the server's default. A job that runs
@@ -126,7 +126,7 @@ class CreateRequest(_Body):
     ttl_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     companion_of: str | None = None
     binds: list[BindRequest] = Field(default_factory=list)
-    limits: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    limits: dict[str, int | float | bool | None] = Field(default_factory=dict)
     wait: bool = False
 
 
@@ -219,6 +219,7 @@ class Job(BaseModel):
         status: queued, running, succeeded (exit code 0) or failed.
         exit_code: -n if signal n ended it; None if it used up its time (`timed_out`) or never started (`error`).
         stdout: at most 1 MiB each: beyond, the middle is replaced by a line that says how much is left out.
+        note: why it ended, where that is not the command's own doing (a limit of memory).
         stdout_bytes: what the command wrote, whole.
         code: of `error`, one of `CODES`.
     """
@@ -235,6 +236,7 @@ class Job(BaseModel):
     completed_at: float | None
     error: str | None
     timed_out: bool
+    note: str | None
     stdout_bytes: int
     stderr_bytes: int
     encoding: Literal["utf-8", "base64"]
@@ -262,7 +264,7 @@ class Capabilities(BaseModel):
     allow: list[str]
     images: list[str]
     shares: list[str]
-    limits: dict[str, int]
+    limits: dict[str, int | float | bool | None]
     quota: dict[str, float | None]
     ttl_seconds: float
     output_bytes: int
