@@ -15,7 +15,9 @@ from openforge.sandboxes.protocol import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxFull,
     SandboxLost,
+    SandboxUnsupported,
 )
 
 __all__ = [
@@ -32,7 +34,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxFull",
     "SandboxLost",
+    "SandboxUnsupported",
     "probe",
     "reap",
 ]
