@@ -40,7 +40,7 @@ class Done:
 
     def keep_artifacts(self) -> None:
         """Before the rows are written, which name them."""
-        archive(sorted(self.partial.artifacts.glob("*.log")), self.archive)
+        archive(sorted(self.partial.artifacts.glob("[!.]*")), self.archive)
 
     def close(self) -> None:
         """After the rows are written: keep the progress only while a failed rollout needs it."""
@@ -190,7 +190,7 @@ async def _run(
                 harness=warm,
                 concurrency=concurrency or config.concurrency,
                 attempts=config.attempts,
-                keep_artifacts=config.keep_artifacts,
+                sandbox=job.config.sandbox,
                 progress=progress,
                 metric=job.train_config.algorithm.filter_groups.metric if job.part["purpose"] == "train" else "reward",
             )
