@@ -1,7 +1,8 @@
 """Sandboxes: the protocol of every backend, and the local one (bubblewrap)."""
 
 from openforge.sandboxes.bwrap import probe
-from openforge.sandboxes.local import LocalBackend, LocalSandbox
+from openforge.sandboxes.local import LocalBackend
+from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Owner, reap
 from openforge.sandboxes.protocol import (
     Adopter,
