@@ -141,6 +141,9 @@ def sandbox(config: RunConfig | EvalConfig, label: str) -> None:
             f"{label}: sandbox.max_alive is {sandbox.max_alive}, but sandbox.warm keeps {sandbox.warm} ready, so that "
             "no episode could run; raise the one or lower the other"
         )
+    limits = sandbox.limits
+    if limits.best_effort and limits.memory_gb is limits.cpus is limits.processes is limits.disk_gb is None:
+        raise ConfigError(f"{label}: key 'sandbox.limits.best_effort' has no effect without a limit; remove it")
     for key, harness in _harnesses(config):
         if harness.launch == "fork" and not sandbox.can_fork():
             why = f"sandbox.backend is {sandbox.backend}" if sandbox.image is None else "sandbox.image is set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,17 @@ DEFAULT_IMAGE = "host"
 class SandboxLimits(Section):
     """Limits of one sandbox, its processes together; NULL leaves the backend's own default."""
 
-    processes: Positive | None = Field(default=None, description="Processes at once.")
+    memory_gb: Annotated[float, Field(ge=1 / 256)] | None = Field(
+        default=None, description="Memory in GiB, /tmp included; a process beyond it is killed."
+    )
+    cpus: Annotated[float, Field(ge=0.01)] | None = Field(default=None, description="Processors' worth of CPU time.")
+    processes: Annotated[int, Field(ge=4)] | None = Field(default=None, description="Processes at once.")
+    disk_gb: Annotated[float, Field(ge=1 / 1024)] | None = Field(
+        default=None, description="GiB written outside of /tmp and /dev/shm."
+    )
+    best_effort: bool = Field(
+        default=False, description="Leave out a limit that cannot be held, instead of ending as `unsupported`."
+    )
 
 
 class Artifacts(Section):
@@ -59,6 +69,17 @@ class Sandbox(Section):
     api_key_env: Text = Field(
         default="SANDBOX_API_KEY",
         description="NAME of the environment variable with its key; no key where it is not set.",
+        json_schema_extra=only_if(backend=REMOTE),
+    )
+    network_policy: bool = Field(
+        default=False,
+        description="Orchard on Kubernetes: its cluster has the NetworkPolicy that network `proxy` needs.",
+        json_schema_extra=only_if(backend=REMOTE),
+    )
+    ttl_seconds: Above0 = Field(
+        default=7200.0,
+        description="Orchard on Kubernetes: age at which it deletes a sandbox (SANDBOX_TTL_HOURS); episodes that may "
+        "take longer are refused.",
         json_schema_extra=only_if(backend=REMOTE),
     )
     image: Text | None = Field(

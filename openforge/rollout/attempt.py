@@ -75,7 +75,9 @@ class Attempts:
                 result = await self._episode(row, out, session, sandbox, secret)
                 hide(result, secret)
                 self._fill(out, result)
-                if self.machine.short_of_memory(mark, result.harness_exit, result.verifier_exit):
+                # Over a limit of its sandbox's own, it is the agent that took too much.
+                limited = self.terms.limits.memory_gb is not None
+                if not limited and self.machine.short_of_memory(mark, result.harness_exit, result.verifier_exit):
                     out["status"], out["message"] = "sandbox_lost", "killed by the kernel for lack of memory"
                     out["verifier_output"] = None
             except EPISODE_ERRORS as e:

@@ -24,6 +24,7 @@ from openforge.sandboxes.waiting import when_free
 FULL_SECONDS = 600.0
 ANSWER_SECONDS = 10.0
 HEARTBEAT_SECONDS = 60.0
+GIB = 1 << 30
 
 
 class NoRoom(RuntimeError):
@@ -169,5 +170,11 @@ async def answers(sandbox: Sandbox) -> bool:
 
 def limits_of(given: SandboxLimits) -> Limits | None:
     """Limits as a backend takes them; None for its own."""
-    named = {k: v for k, v in (("processes", given.processes),) if v is not None}
-    return Limits(**named) if named else None
+    named = {
+        "memory_bytes": None if given.memory_gb is None else int(given.memory_gb * GIB),
+        "cpus": given.cpus,
+        "processes": given.processes,
+        "disk_bytes": None if given.disk_gb is None else int(given.disk_gb * GIB),
+    }
+    asked: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
+    return Limits(**asked, best_effort=given.best_effort) if asked else None
