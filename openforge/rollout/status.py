@@ -51,8 +51,8 @@ ADVICE: dict[str, str] = {
     "verifier_failed": "The verifier, by hand: its command stands in the rollout's row.",
     "verifier_timeout": "`verifier.timeout_seconds` of the task, and `sandbox.verify_seconds`.",
     "policy_failed": "`.servers/*.log` and the proxy's log in the shard's partial folder.",
-    "sandbox_lost": "Where sandboxes run; memory, and who killed processes there. An interrupted job's own open attempts "
-    "end so too.",
+    "sandbox_lost": "Where sandboxes run; memory, and who killed processes there. An interrupted job's own open "
+    "attempts end so too.",
     "shard_lost": "The log of the shard's job.",
     "unsupported": "What the message names.",
 }
