@@ -23,7 +23,7 @@ from openforge.proxy import trained
 from openforge.rollout import status
 from openforge.tasks import TasksError, layout
 from openforge.tasks.table import read_table
-from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, watch
+from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, sandboxes, watch
 
 USAGE = 2
 
@@ -290,6 +290,9 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("proxy", help="record the calls of any agent, without a run (docs/record-any-agent.md)")
     proxy.add_arguments(verb)
     verb.set_defaults(call=proxy.run)
+
+    verb = verbs.add_parser("sandboxes", help="serve, list or delete sandboxes over HTTP (docs/sandboxes.md)")
+    sandboxes.add_arguments(verb)
 
     verb = verbs.add_parser(
         "docs", help="render docs/tables.md, config.md, statuses.md and harnesses.md, and config/schema.json"
