@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from openforge.environments import CloseSession, EnvCallResult, LlmArgs, SessionEnd
+from openforge.environments.phases import PhaseTimeout, grading_sandbox, within
 from openforge.environments.verdict import VerdictError, parse
 from openforge.harnesses.base import Context, Ended, Harness, Output, path_with_python, upload_all
 from openforge.sandboxes.join import BASE_ENV, HOME, WORK
@@ -81,8 +82,9 @@ class ClawEval:
             root=harness.root,
         )
         with _clock(result, "setup"):
-            await upload_all(self._sandbox, _placed(task["files"], WORK))
-            result.harness_version = await harness.place(self._sandbox)
+            async with within("setup", limits.get("setup_seconds"), "sandbox.setup_seconds"):
+                await upload_all(self._sandbox, _placed(task["files"], WORK))
+                result.harness_version = await harness.place(self._sandbox)
         with _clock(result, "agent"):
             ended = await harness.run(self._sandbox, ctx)
         # Before anything is killed: a connection that dies with its process is no answer taken.
@@ -94,17 +96,23 @@ class ClawEval:
         result.status, result.message = ending(end, ended, output, ctx)
         if result.status != "policy_failed":  # the one end here without a verdict
             with _clock(result, "verify"):
-                await self._verify(task["verifier"], result)
+                try:
+                    async with within("verify", limits.get("verify_seconds"), "sandbox.verify_seconds"):
+                        await self._verify(task, harness, result)
+                except PhaseTimeout as e:
+                    result.status, result.message = "verifier_timeout", str(e)
         return result
 
-    async def _verify(self, verifier: Mapping[str, Any], result: EnvCallResult) -> None:
+    async def _verify(self, task: Mapping[str, Any], harness: Harness, result: EnvCallResult) -> None:
         """Clean the work folder, bring the verifier in, run it; its failure replaces the status."""
-        await self._clean()
+        verifier = task["verifier"]
+        sandbox = await grading_sandbox(self._sandbox, task, harness)
+        await self._clean(sandbox)
         folder = f"/tmp/verifier-{secrets.token_hex(8)}"
         answer = (f"{folder}/answer", (result.answer or "").encode(errors="replace"), 0o600)
-        await upload_all(self._sandbox, [*_placed(verifier["files"], folder), answer])
+        await upload_all(sandbox, [*_placed(verifier["files"], folder), answer])
         places = {"{answer}": f"{folder}/answer", "{workspace}": WORK}
-        done = await self._sandbox.exec(
+        done = await sandbox.exec(
             [places.get(word, word) for word in verifier["command"]],
             timeout=verifier["seconds"],
             cwd=folder,
@@ -117,9 +125,9 @@ class ClawEval:
         else:
             result.status, result.message = problem
 
-    async def _clean(self) -> None:
+    async def _clean(self, sandbox: Sandbox) -> None:
         command = ["python3", "-I", "-S", "-c", _CLEAN]
-        done = await self._sandbox.exec(command, timeout=CLEAN_SECONDS, cwd="/", env=_clean_env("/tmp"))
+        done = await sandbox.exec(command, timeout=CLEAN_SECONDS, cwd="/", env=_clean_env("/tmp"))
         if done.exit_code != 0:
             told = done.stderr.decode(errors="replace").strip()[-MESSAGE:] or "out of time"
             raise SandboxError(f"the work folder could not be cleaned before verification: {told}")
