@@ -1,0 +1,62 @@
+"""Views and macros of the store that build on the tables' own, in SQL; `openforge.store` makes them.
+
+Lambdas and new functions are kept out: the store is read by DuckDB clients from 1.2 on.
+"""
+
+from __future__ import annotations
+
+# In the order in which they build on one another.
+JOINED = {
+    "latest_scores": """
+SELECT * FROM scores
+QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scorer_version DESC) = 1
+""",
+    "episodes": """
+SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.components
+FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
+WHERE e.final
+""",
+    # One row a task of an evaluation: its trials in their order, a missing one as NULL.
+    "task_trials": """
+SELECT r.cell, r.iteration, r.benchmark, r.policy, r.harness, r.task_id, any_value(r.tags[1]) AS kind,
+       list(e.passed ORDER BY r.draw, r.sample) AS trials, count(*) AS n, count(*) FILTER (e.passed) AS c,
+       count(*) FILTER (e.passed IS NULL) AS missing
+FROM rollouts r LEFT JOIN episodes e ON e.rollout_id = r.rollout_id
+WHERE r.purpose = 'eval' AND NOT r.reserve
+GROUP BY r.cell, r.iteration, r.benchmark, r.policy, r.harness, r.task_id
+""",
+}
+
+# Table macros by their head. `FROM pass_k(3)`: one row an evaluation, means over its tasks with k trials or more
+# (`tasks`; `too_few` have less); a missing trial is a failed one and counted in `missing`. openforge/eval/estimate.py
+# has the same four formulas and their sources.
+MACROS = {
+    "pass_k(k)": """
+WITH whole AS (SELECT * FROM task_trials WHERE n >= k),
+each AS (
+    SELECT t.cell, t.iteration, t.benchmark, t.policy, t.harness, t.task_id, t.n, t.c, t.missing,
+           bool_and(coalesce(t.trials[i + 1], false)) AS all_k,
+           1 - product((t.n - t.c - i)::DOUBLE / (t.n - i)) AS pass_at,
+           product((t.c - i)::DOUBLE / (t.n - i)) AS draw
+    FROM whole t, range(k) r(i)
+    GROUP BY ALL
+),
+shares AS (
+    SELECT cell, iteration, benchmark, policy, harness, count(*) AS tasks, avg(pass_at) AS pass_at,
+           avg(all_k::INTEGER) AS pass_hat_all_k, avg(pow(c / n, k)) AS pass_hat_power, avg(draw) AS pass_hat_draw
+    FROM each GROUP BY ALL
+)
+SELECT a.cell, a.iteration, a.benchmark, a.policy, a.harness, k AS k, coalesce(s.tasks, 0) AS tasks,
+       a.tasks - coalesce(s.tasks, 0) AS too_few, a.trials, a.missing,
+       s.pass_at, s.pass_hat_all_k, s.pass_hat_power, s.pass_hat_draw
+FROM (
+    SELECT cell, iteration, benchmark, policy, harness, count(*) AS tasks, sum(n)::BIGINT AS trials,
+           sum(missing)::BIGINT AS missing
+    FROM task_trials GROUP BY ALL
+) a
+LEFT JOIN shares s
+       ON s.cell = a.cell AND s.iteration IS NOT DISTINCT FROM a.iteration AND s.benchmark = a.benchmark
+      AND s.policy = a.policy AND s.harness = a.harness
+ORDER BY a.benchmark, a.cell, a.iteration, a.policy
+""",
+}
