@@ -5,6 +5,8 @@ Lambdas and new functions are kept out: the store is read by DuckDB clients from
 
 from __future__ import annotations
 
+from openforge import behaviour
+
 # In the order in which they build on one another.
 JOINED = {
     "latest_scores": """
@@ -25,6 +27,7 @@ FROM rollouts r LEFT JOIN episodes e ON e.rollout_id = r.rollout_id
 WHERE r.purpose = 'eval' AND NOT r.reserve
 GROUP BY r.cell, r.iteration, r.benchmark, r.policy, r.harness, r.task_id
 """,
+    **behaviour.VIEWS,
 }
 
 # Table macros by their head. `FROM pass_k(3)`: one row an evaluation, means over its tasks with k trials or more
