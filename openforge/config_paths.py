@@ -99,11 +99,13 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
     Raises:
         ConfigError: names the key and the variable; nothing of a value.
     """
-    name = config.server.api_key_env
-    if name is not None and not os.environ.get(name, "").strip():
-        raise ConfigError(
-            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
-        )
+    names = {"server": config.server.api_key_env, "judge": config.judge.api_key_env if config.judge else None}
+    for section, name in names.items():
+        if name is not None and not os.environ.get(name, "").strip():
+            raise ConfigError(
+                f"config/{run}.yaml: {section}.api_key_env names the environment variable {name}, which is not set: "
+                "export it"
+            )
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:

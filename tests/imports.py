@@ -13,7 +13,7 @@ from pathlib import Path
 
 PACKAGE = "openforge"
 STAGES = ("tasks", "plan", "rollout", "score", "samples", "train", "eval", "report")
-LIBRARIES = ("policy", "proxy", "sandboxes", "harnesses", "environments")
+LIBRARIES = ("policy", "proxy", "judge", "sandboxes", "harnesses", "environments")
 # The command line stands above all: it imports anything, and nothing below imports it.
 COMMANDS = ("cli", "verbs")
 # The tables of statuses and of estimators are meeting places that stand with the stage that uses them.
@@ -23,6 +23,7 @@ MEETING_PLACES = (
     "config",
     "config_reading",
     "config_training",
+    "config_judge",
     "config_docs",
     "config_checks",
     "software",

@@ -65,6 +65,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
     seen: Counter[str] = Counter()
+    judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
     for g, task in enumerate(drawn):
         repeat = seen[task["task_id"]]
@@ -93,7 +94,7 @@ def _rows(
                     network=config.rollout.network,
                     harness=harness.name,
                     harness_options=json.dumps(harness.model_dump(exclude={"name"}), sort_keys=True),
-                    judge=None,
+                    judge=judge,
                     limits={
                         "turns": _lower(own["turns"], limits.turns),
                         "tokens": _lower(own["tokens"], limits.tokens),

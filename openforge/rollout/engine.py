@@ -19,6 +19,7 @@ from typing import Any
 
 from openforge import environments, harnesses, tables
 from openforge.environments import EnvCallResult, verdict
+from openforge.environments.verdict import Claw
 from openforge.policy.lease import Endpoint
 from openforge.policy.server import MODEL
 from openforge.proxy.calls import REDACTED
@@ -49,6 +50,7 @@ class Shard:
         machine: its disk and memory.
         harness: the shard's harness, already warm; one group and one shard have one harness.
         metric: what a group's episodes must differ in, or a reserve group takes its place.
+        claw: what the reward of a verdict with ClawEval's dimensions is.
     """
 
     book: Book
@@ -64,6 +66,7 @@ class Shard:
     keep_artifacts: int
     progress: Progress
     metric: Metric = "reward"
+    claw: Claw = "pass"
     _groups: Groups = field(init=False)
     _todo: deque[Mapping[str, Any]] = field(init=False)
 
@@ -99,7 +102,7 @@ class Shard:
             self._ended(row, self.partial.ended[row["rollout_id"]][-1])
 
     def _ended(self, row: Mapping[str, Any], episode: Mapping[str, Any]) -> None:
-        more = self._groups.ended(row, metric_of(episode, self.metric))
+        more = self._groups.ended(row, metric_of(episode, self.metric, self.claw))
         self.progress.total += len(more)
         self._todo.extend(more)
 

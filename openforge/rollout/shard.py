@@ -193,6 +193,7 @@ async def _run(
                 keep_artifacts=config.keep_artifacts,
                 progress=progress,
                 metric=job.train_config.algorithm.filter_groups.metric if job.part["purpose"] == "train" else "reward",
+                claw=job.train_config.reward.claw if job.part["purpose"] == "train" else "pass",
             )
             await shard.run()
     finally:
