@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from openforge import behaviour
 
-# In the order in which they build on one another.
-JOINED = {
+# In the order in which they build on one another. These two need the tables episodes and scores alone.
+EPISODES = {
     "latest_scores": """
 SELECT * FROM scores
 QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scorer_version DESC) = 1
@@ -18,6 +18,9 @@ SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.co
 FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
 WHERE e.final
 """,
+}
+JOINED = {
+    **EPISODES,
     # One row a task of an evaluation: its trials in their order, a missing one as NULL.
     "task_trials": """
 SELECT r.cell, r.iteration, r.benchmark, r.policy, r.harness, r.task_id, any_value(r.tags[1]) AS kind,

@@ -98,8 +98,8 @@ class Scorer:
 
     def _of_program(self, v: Verdict) -> Row:
         reward = verdict.reward(v, self.claw)
-        # Where the reward is another figure, the score that it was made of is kept.
-        kept = v.components if reward == v.score else v.components | {"score": v.score}
+        # Where the reward is another figure, the score that it was made of is kept, under its name in ClawEval.
+        kept = v.components if reward == v.score else v.components | {"task_score": v.score}
         return {"status": "scored", "reward": reward, "passed": v.passed, "components": _json(kept)}
 
     def _of_judge(self, v: Verdict, rubric: Rubric, judgement: Judgement | None) -> Row:

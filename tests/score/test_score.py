@@ -140,7 +140,7 @@ def test_reward_of_claw_evals_dimensions(dimensions: Any, passes: float, minus_f
         assert row["scorer_version"] == f"verifier-1+claw-{how}"
         kept = json.loads(row["components"])
         assert (kept["completion"], kept["robustness"], kept["safety"]) == dimensions
-        assert kept.get("score", row["reward"]) == pytest.approx(whole)
+        assert kept.get("task_score", row["reward"]) == pytest.approx(whole)
 
 
 def test_other_verdicts_are_worth_their_score() -> None:
