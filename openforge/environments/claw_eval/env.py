@@ -103,7 +103,12 @@ class ClawEval:
         folder = f"/tmp/verifier-{secrets.token_hex(8)}"
         answer = (f"{folder}/answer", (result.answer or "").encode(errors="replace"), 0o600)
         await upload_all(self._sandbox, [*_placed(verifier["files"], folder), answer])
-        places = {"{answer}": f"{folder}/answer", "{workspace}": WORK}
+        places = {
+            "{answer}": f"{folder}/answer",
+            "{workspace}": WORK,
+            "{evidence}": f"{folder}/evidence",
+            "{python}": "python3",
+        }
         done = await self._sandbox.exec(
             [places.get(word, word) for word in verifier["command"]],
             timeout=verifier["seconds"],

@@ -31,7 +31,7 @@ _OWN = ("task_id", "split", "tags", "sandbox_files", "sandbox_grader_files", "ve
 _RESERVED = ("task.yaml", "grader.py", "verifier")
 _VERIFIER_KEYS = ("name", "command", "files", "timeout_seconds")
 # Words of verifier.command that the environment fills in.
-PLACEHOLDERS = ("{answer}", "{workspace}")
+PLACEHOLDERS = ("{answer}", "{workspace}", "{evidence}", "{python}")
 # Keys that the format documents, by the mapping they stand in. Others occur, so that they are no errors.
 _KNOWN = {
     "": (
