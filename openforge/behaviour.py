@@ -36,7 +36,7 @@ LOOKING = "(^|_)(get|list|read|search|show|find|view|check|query|fetch|count|loo
 # Words of results by which the harnesses tell a failure: an exit code that is not 0, or an error's first words.
 FAILED = (
     r"(?i)(exit(ed with)? code:? ?-?[1-9]|exit_?code\\?\"?: ?-?[1-9]|returncode\\?\"?(>|: ?)-?[1-9]"
-    r"|\\?\"is_?error\\?\": ?true)|^\s*(error\b|err:|<tool_use_error>|traceback \()"
+    r"|\\?\"is_?error\\?\": ?true)|^\s*(error\b|err:|<tool_use_error>|traceback \(|\{\s*\"error\":)"
 )
 # Between the commands of a line; one of a pipe counts by its first program.
 BETWEEN = r"\s*(?:&&|\|\||;|\n)\s*"
@@ -127,15 +127,23 @@ owned AS (
       ON o.episode_id = n.episode_id AND o.of_task
      AND (coalesce(n.by_command, n.name) = o.tool OR ends_with(n.name, '_' || o.tool))
     GROUP BY n.episode_id, n.call, n.place
+),
+-- What a task's service answered is known better than its words: the nth call of a tool is its nth dispatch.
+counted AS (
+    SELECT *, row_number() OVER (PARTITION BY episode_id, of_task ORDER BY call, place) AS nth FROM owned
+),
+answered AS (
+    SELECT episode_id, tool, is_error, row_number() OVER (PARTITION BY episode_id, tool ORDER BY dispatch) AS nth
+    FROM dispatches
 )
-SELECT episode_id, call, place, coalesce(of_task, name) AS tool,
+SELECT w.episode_id, w.call, w.place, coalesce(of_task, name) AS tool,
        CASE WHEN of_task IS NOT NULL THEN 'task'
             WHEN command IS NOT NULL THEN 'shell'
             WHEN lower(name) IN {_names(WRITE)} THEN 'write'
             WHEN lower(name) IN {_names(CHECK)} THEN 'check'
             ELSE 'other' END AS kind,
-       command, arguments, result, regexp_matches(result, {_text(FAILED)}) AS failed
-FROM owned
+       command, arguments, result, coalesce(d.is_error, regexp_matches(result, {_text(FAILED)})) AS failed
+FROM counted w LEFT JOIN answered d ON d.episode_id = w.episode_id AND d.tool = w.of_task AND d.nth = w.nth
 """,
     # What each did, a shell command cut into its parts: whether it changed something or looked at something.
     "tool_steps": f"""

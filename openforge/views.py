@@ -1,13 +1,13 @@
 """Views and macros of the store that build on the tables' own, in SQL; `openforge.store` makes them.
 
-Lambdas and new functions are kept out: the store is read by DuckDB clients from 1.2 on.
+The store is read by older DuckDB clients too: no new syntax where an old one says the same.
 """
 
 from __future__ import annotations
 
 from openforge import behaviour
 
-# In the order in which they build on one another. These two need the tables episodes and scores alone.
+# In the order in which they build on one another. These need the tables episodes and scores alone.
 EPISODES = {
     "latest_scores": """
 SELECT * FROM scores
@@ -17,6 +17,13 @@ QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scor
 SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.components
 FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
 WHERE e.final
+""",
+    # Calls of tasks' own tools, one row a call; `dispatch` counts from 0 within an episode.
+    "dispatches": """
+SELECT episode_id, d.i::INTEGER AS dispatch, d.v.tool AS tool, d.v.arguments::JSON AS arguments, d.v.status AS status,
+       d.v.status >= 400 AS is_error, d.v.response::JSON AS response, d.v.endpoint AS endpoint, d.v.latency AS latency,
+       d.v.time::TIMESTAMPTZ AS time
+FROM (SELECT episode_id, unnest(list_transform(dispatches, lambda v, i: {'v': v, 'i': i - 1})) AS d FROM all_episodes)
 """,
 }
 JOINED = {

@@ -166,6 +166,18 @@ def test_a_tasks_own_tools_however_a_harness_calls_them(tmp_path: Path) -> None:
         assert (got["failed_calls"], got["recovered_calls"], got["self_verified"]) == (1, 1, True)
 
 
+def test_a_services_own_answer_counts_more_than_its_words(tmp_path: Path) -> None:
+    steps = [("mcp__claw__mail_send", {"to": "x"}, "no"), ("mcp__claw__mail_send", {"to": "y"}, "error: of the past")]
+    made = Episode("a", "claude_code", steps, ["mcp__claw__mail_send"], ["mail_send"])
+    made.episode["dispatches"] = [
+        {"tool": "mail_send", "endpoint": "http://localhost:1/mail/send", "arguments": "{}", "status": status,
+         "response": "{}", "latency": 0.1, "time": "2026-01-01T00:00:00Z"}
+        for status in (500, 200)
+    ]  # fmt: skip
+    (got,) = measured(tmp_path, made)
+    assert (got["failed_calls"], got["recovered_calls"]) == (1, 1)
+
+
 def test_commands_in_an_answers_text(tmp_path: Path) -> None:
     """mini-swe-agent's text mode: no tools are declared, a block or a line is the command."""
     made = Episode("x", "mini_swe_agent", [], [])
@@ -229,6 +241,7 @@ def test_an_older_client_reads_the_same(tmp_path: Path) -> None:
         ("the word error stands in a file", False),
         ("(Command exited with code 1)", True),
         ('{"content": [], "isError": true}', True),
+        ('{"error": "there is no such message"}', True),
         ("<tool_use_error>File has not been read yet</tool_use_error>", True),
         ("Command: x\nExit Code: -9", True),
     ],
