@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from openforge import tables
-from openforge.environments.claw_eval import env
+from openforge.environments.claw_eval import verifying
 from openforge.environments.claw_eval.folder import (
     PLACEHOLDERS,
     FolderError,
@@ -211,7 +211,7 @@ def test_the_largest_limits_and_both_placeholders_fit_the_table(folder: Path) ->
 
 
 def test_the_environment_fills_in_the_placeholders_that_are_known() -> None:
-    source = inspect.getsource(env.ClawEval)
+    source = inspect.getsource(verifying.Verifier)
     assert set(re.findall(r'"(\{\w+\})":', source)) == set(PLACEHOLDERS)
 
 
