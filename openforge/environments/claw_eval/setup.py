@@ -30,7 +30,7 @@ class Service:
     Attributes:
         command: as a shell splits it; `python` and `python3` are the Python of `Setup.software`.
         port: where it listens on 127.0.0.1.
-        health_check: URL that answers below 400 once it is ready.
+        health_check: URL that answers below 500 once it is ready: some have no such page and answer 404.
         ready_timeout: seconds that it may take.
         reset_endpoint: URL that is POSTed before the agent starts, where there is one.
         env: over the sandbox's own; PORT is the environment's to add where it is missing.
