@@ -233,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
         help="a task's folder, a folder of them, a checkout of ClawEval or QwenClawBench, or parquet files",
     )
     action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
+    action.add_argument("--no-agents", action="store_true", help="read only; do not run the agents that tasks bring")
     action.set_defaults(call=run_tasks_check)
 
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")
