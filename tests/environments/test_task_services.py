@@ -245,3 +245,7 @@ def test_evidence_is_files_that_plain_json_reads() -> None:
     assert [json.loads(line) for line in files["dispatches.jsonl"].splitlines()] == [dispatch, dispatch]
     assert json.loads(files["audit.json"]) == {"mail": {"calls": []}}
     assert json.loads(files["snapshot.json"]) is None and files["answer"] == b""
+    assert json.loads(files["messages.json"]) == []
+    # An agent that asks no policy has an answer all the same.
+    said = json.loads(Evidence("e1", "t1", "m", "42").files()["messages.json"])
+    assert said == [{"role": "assistant", "content": [{"type": "text", "text": "42"}]}]
