@@ -1,6 +1,7 @@
 """Whole episodes of published tasks: their services, tools, snapshot and grader, with scripts as agents.
 
-On the stand-ins of samples/, or on real checkouts: CLAWEVAL=DIR make test-claweval, QWENCLAW=DIR make test-qwenclaw. agent that does nothing has ClawEval's floor of 0.20 at most (robustness is 1 without a call), and passes nothing.
+On the stand-ins of samples/, or on real checkouts: CLAWEVAL=DIR make test-claweval, QWENCLAW=DIR make test-qwenclaw.
+An agent that does nothing has ClawEval's floor of 0.20 at most (robustness is 1 without a call), and passes nothing.
 """
 
 from __future__ import annotations
