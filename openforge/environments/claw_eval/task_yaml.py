@@ -151,6 +151,7 @@ def agent_files(folder: Path, keys: Keys, hidden: Sequence[Path]) -> list[dict[s
         key = "environment.fixtures"
         names = [n for n in keys.inside("environment").strings("fixtures", []) if not _below(folder / n, hidden)]
     where = f"{keys.file}: {key}"
+    names = [n for name in names for n in _expanded(folder, name)]
     files = once([file_row(folder, folder, n, where) for n in names], where)
     where = f"{keys.file}: prompt.attachments"
     attached = once([file_row(folder, folder, n, where) for n in prompt.strings("attachments", [])], where)
@@ -171,6 +172,15 @@ def service_paths(all_services: Sequence[Service], keys: Keys, cwd: Path) -> dic
                 paths.append((f"{where}.env.{name}", cwd / value))
         found[service.name] = paths
     return found
+
+
+def program_folder(program: Path, base: Path) -> Path:
+    """What is shown for a program of a service: the folder right below `base` that it stands in, for what it imports
+    stands there too; the program alone where it lies in `base` itself, or outside."""
+    found, top = program.resolve(), base.resolve()
+    if not found.is_relative_to(top) or found.parent == top:
+        return program
+    return base / found.relative_to(top).parts[0]
 
 
 def tree(root: Path, paths: Sequence[Path]) -> tuple[Tree, ...]:
@@ -194,6 +204,13 @@ def tree_cwd(root: Path, cwd: Path) -> str:
     """Where a folder of the source stands in a companion."""
     inside = cwd.resolve().relative_to(root.resolve())
     return str(PurePosixPath(TREE) / inside)
+
+
+def _expanded(folder: Path, name: str) -> list[str]:
+    """The name, or those of all files below it where it is a folder."""
+    if name.startswith("/") or not (folder / name).is_dir():
+        return [name]
+    return [str(p.relative_to(folder)) for p in sorted((folder / name).rglob("*")) if p.is_file()]
 
 
 def _below(path: Path, folders: Sequence[Path]) -> bool:
