@@ -1,0 +1,22 @@
+"""Passes when one answer went to the customer, with the right day and no other."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from checks import Episode, verdict
+
+
+def wrong(e: Episode):
+    sent = e.new("mail", "messages")
+    if len(sent) != 1:
+        yield f"{len(sent)} messages were sent, not 1"
+    for m in sent:
+        if (m["to"], m["in_reply_to"]) != (['ruth@field.example'], "m-2"):
+            yield f"the message to {m['to']} is no answer to the customer"
+        if 'A-1043' not in m["body"] or [d for d in ['2031-05-12', '2031-05-19', '2031-05-27', '2031-06-03', '2031-06-10'] if d in m["body"]] != ['2031-05-19']:
+            yield "the text does not say the order and its day"
+    yield from e.kept("mail", "messages")
+
+
+verdict(wrong)
