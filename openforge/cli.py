@@ -9,7 +9,6 @@ import io
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
-from openforge.environments.claw_eval import folder
 from openforge.eval import policies
 from openforge.proxy import trained
 from openforge.rollout import status
-from openforge.tasks import TasksError, layout
-from openforge.tasks.table import read_table
-from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, watch
+from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, tasks_check, watch
 
 USAGE = 2
 
@@ -117,60 +113,8 @@ def run_docs(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_table_check(path: Path, run: str | None) -> int:
-    """A table of one's own, by the column map and verifier of a run's configuration."""
-    root = project_root()
-    given, environment = config.Tasks(source=str(path)), "claw_eval"
-    if run is not None:
-        loaded = config.load(run, root).config
-        given, environment = loaded.tasks, loaded.environment
-    try:
-        rows = read_table(path.absolute(), given, environment, root)
-    except TasksError as e:
-        print(e)
-        return 1
-    counts = ", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items()))
-    print(f"{path}: ok, {len(rows)} tasks ({counts})")
-    return 0
-
-
 def run_tasks_check(args: argparse.Namespace) -> int:
-    top = Path(args.folder)
-    if layout.kind(top) == "table" or top.suffix == ".parquet":
-        return run_table_check(top, args.run)
-    if args.run is not None:
-        raise CliError(f"--run says how to read a table of tasks; {top} is none")
-    if not top.is_dir():
-        raise CliError(f"{top} is no folder, so it holds no task.yaml")
-    tasks, others = ([top], []) if (top / "task.yaml").is_file() else folder.task_folders(top)
-    if not tasks:
-        raise CliError(f"{top} holds no task.yaml, and no folder below it does")
-    wrong, unsupported = False, 0
-    ids: dict[Path, str] = {}
-    for path in tasks:
-        for line in folder.near_misses(path):
-            print(f"{path}: warning: {line}")
-        try:
-            # The split that the tasks job gives a task without one.
-            ids[path] = folder.read_folder(path, split="train")["task_id"]
-            print(f"{path}: ok, task {ids[path]}")
-        except folder.Unsupported as e:
-            unsupported += 1
-            print(f"{path}: unsupported: {e}")
-        except folder.FolderError as e:
-            wrong = True
-            print(f"{path}: {e}")
-    doubled = folder.doubled_id(ids)
-    if doubled:
-        print(f"{top}: {doubled}")
-    if unsupported:
-        print(
-            f"{top}: warning: unsupported tasks, which a run leaves out: {unsupported}; tasks that are left: {len(ids)}"
-        )
-    if others:
-        names = ", ".join(p.name for p in others)
-        print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(others)} ({names})")
-    return 1 if wrong or doubled else 0
+    return tasks_check.run(args, project_root())
 
 
 def run_episode(args: argparse.Namespace) -> int:
@@ -266,8 +210,14 @@ def parser() -> argparse.ArgumentParser:
 
     verb = verbs.add_parser("tasks", help="work with task folders")
     actions = verb.add_subparsers(dest="action", required=True, metavar="ACTION")
-    action = actions.add_parser("check", help="read task folders or a table of tasks; exit 1 if one is wrong")
-    action.add_argument("folder", metavar="FOLDER", help="a task's folder, a folder of them, or parquet files")
+    action = actions.add_parser(
+        "check", help="read task folders, a checkout or a table of tasks; exit 1 if one is wrong"
+    )
+    action.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="a task's folder, a folder of them, a checkout of ClawEval or QwenClawBench, or parquet files",
+    )
     action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
     action.set_defaults(call=run_tasks_check)
 

@@ -57,6 +57,13 @@ SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.co
 FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
 WHERE e.final
 """,
+    # Calls of tasks' own tools, one row a call; `dispatch` counts from 0 within an episode.
+    "dispatches": """
+SELECT episode_id, d.i::INTEGER AS dispatch, d.v.tool AS tool, d.v.arguments::JSON AS arguments, d.v.status AS status,
+       d.v.status >= 400 AS is_error, d.v.response::JSON AS response, d.v.endpoint AS endpoint, d.v.latency AS latency,
+       d.v.time::TIMESTAMPTZ AS time
+FROM (SELECT episode_id, unnest(list_transform(dispatches, lambda v, i: {'v': v, 'i': i - 1})) AS d FROM all_episodes)
+""",
 }
 
 

@@ -197,6 +197,7 @@ class Shard:
                 harness_options=json.loads(row["harness_options"]),
                 limits=row["limits"],
                 session=session.close,
+                judge=None if row["judge"] is None else json.loads(row["judge"]),
             )
             result = await while_alive(session, run)
             hide(result, secret)
@@ -248,6 +249,8 @@ class Shard:
     def _fill(self, out: dict[str, Any], result: EnvCallResult) -> None:
         out["status"], out["message"] = result.status, result.message
         out["harness_exit"], out["verifier_output"] = result.harness_exit, result.verifier_output
+        out["answer"], out["dispatches"] = result.answer, result.dispatches
+        out["audit"], out["snapshot"], out["user_rounds"] = result.audit, result.snapshot, result.user_rounds
         out["harness_version"] = result.harness_version or out["harness_version"]
         setup = out["seconds"]["setup"] + result.seconds.pop("setup", 0.0)
         out["seconds"] |= result.seconds | {"setup": setup}
@@ -255,10 +258,12 @@ class Shard:
 
 def hide(result: EnvCallResult, secret: str) -> None:
     """Take the session's key out of what is kept: it opens nothing any more, but no key stands in a table."""
-    for name in ("verifier_output", "answer"):
+    for name in ("verifier_output", "answer", "audit", "snapshot"):
         text = getattr(result, name)
         if text is not None:
             setattr(result, name, text.replace(secret, REDACTED))
+    for dispatch in result.dispatches or ():
+        dispatch |= {k: v.replace(secret, REDACTED) for k, v in dispatch.items() if isinstance(v, str)}
     result.harness_log = result.harness_log.replace(secret.encode(), REDACTED.encode())
 
 
