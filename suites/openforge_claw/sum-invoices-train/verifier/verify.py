@@ -1,4 +1,4 @@
-"""Passes when total.txt has the sum, or if the answer names the invoice that is missing and no sum is made up."""
+"""Passes when total.txt has the sum, or the answer names the invoice that is missing and no sum is made up."""
 
 import sys
 from pathlib import Path
