@@ -9,7 +9,7 @@ from suite_rig import SUITE
 
 from openforge.sandboxes import LocalBackend, Owner
 
-sys.path.insert(0, str(SUITE))
+sys.path[:0] = [str(SUITE), str(SUITE / "services")]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from stub_harness import End, StubHarness
 from openforge.environments import EnvCallResult, create_env, llm_args
 from openforge.environments.claw_eval.folder import read_folder
 from openforge.harnesses import Context
-from openforge.sandboxes import LocalBackend
+from openforge.sandboxes import LocalBackend, Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE = ROOT / "suites" / "openforge_claw"
@@ -33,8 +33,14 @@ def row(folder: Path) -> Mapping[str, Any]:
     return read_folder(folder)
 
 
-async def play(backend: LocalBackend, folder: Path, script: str, episode: str) -> EnvCallResult:
-    """One episode of a task whose agent is a shell script."""
+async def play(
+    backend: LocalBackend,
+    folder: Path,
+    script: str,
+    episode: str,
+    look: Callable[[Sandbox], Awaitable[None]] | None = None,
+) -> EnvCallResult:
+    """One episode of a task whose agent is a shell script; `look` sees the sandbox once it is over."""
     harness = ScriptHarness()
     sandbox = await backend.create(episode, binds=harness.binds())
     task = row(folder)
@@ -43,7 +49,7 @@ async def play(backend: LocalBackend, folder: Path, script: str, episode: str) -
         return End()
 
     try:
-        return await create_env("claw_eval", sandbox).run(
+        result = await create_env("claw_eval", sandbox).run(
             task={**task, "sampling": {"max_tokens": 16}},
             llm_args=llm_args(f"http://127.0.0.1:8080/s/{episode}", "key", "policy", 2048),
             harness=harness,
@@ -51,6 +57,9 @@ async def play(backend: LocalBackend, folder: Path, script: str, episode: str) -
             limits=task["task_limits"],
             session=close,
         )
+        if look is not None:
+            await look(sandbox)
+        return result
     finally:
         await sandbox.delete()
 

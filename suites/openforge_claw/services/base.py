@@ -81,8 +81,9 @@ def _check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
         raise Refused(400, f"argument {name!r} must be of type {kind}")
     if "enum" in schema and value not in schema["enum"]:
         raise Refused(400, f"argument {name!r} must be one of {', '.join(schema['enum'])}")
-    for item in value if kind == "array" else ():
-        _check_value(f"{name}[]", item, schema["items"])
+    if isinstance(value, list):
+        for item in value:
+            _check_value(f"{name}[]", item, schema["items"])
 
 
 def text(description: str, *choices: str) -> dict[str, Any]:

@@ -58,17 +58,15 @@ def _priority(split: str) -> Task:
         fixtures={"helpdesk": state},
         verify=verify(
             "Passes when each ticket has the policy's priority and is otherwise as it was.",
-            f"""
-            WANTED = {wanted!r}
-
-
+            """
             def wrong(e: Episode):
                 for old in e.initial("helpdesk")["tickets"]:
                     found = e.item("helpdesk", "tickets", old["id"])
-                    if found != {{**old, "priority": WANTED[old["id"]]}}:
-                        yield f"{{old['id']}} has the priority {{found.get('priority')}}, or something else was changed"
+                    if found != {**old, "priority": e.expect["wanted"][old["id"]]}:
+                        yield f"{old['id']} has the priority {found.get('priority')}, or something else was changed"
             """,
         ),
+        expect={"wanted": wanted},
         reference="cat policy.md plans.csv >/dev/null\n"
         + call("helpdesk_list", status="open")
         + "".join(call("helpdesk_update", id=k, priority=p) for k, p in wanted.items())
@@ -102,17 +100,16 @@ def _duplicates(split: str) -> Task:
         fixtures={"helpdesk": state},
         verify=verify(
             "Passes when the duplicates are closed and linked, and all others are as they were.",
-            f"""
-            CLOSED = {closed!r}
-
-
+            """
             def wrong(e: Episode):
                 for old in e.initial("helpdesk")["tickets"]:
-                    change = {{"status": "closed", "duplicate_of": CLOSED[old["id"]]}} if old["id"] in CLOSED else {{}}
-                    if e.item("helpdesk", "tickets", old["id"]) != {{**old, **change}}:
-                        yield f"{{old['id']}} is not as it should be"
+                    original = e.expect["closed"].get(old["id"])
+                    change = {"status": "closed", "duplicate_of": original} if original else {}
+                    if e.item("helpdesk", "tickets", old["id"]) != {**old, **change}:
+                        yield f"{old['id']} is not as it should be"
             """,
         ),
+        expect={"closed": closed},
         reference=call("helpdesk_list")
         + "".join(call("helpdesk_get", id=f"h-{n}") for n in range(1, 9))
         + "".join(call("helpdesk_update", id=k, status="closed", duplicate_of=o) for k, o in closed.items())
@@ -166,17 +163,18 @@ def _flaky(split: str) -> Task:
         error_rate=0.35,
         verify=verify(
             "Passes when each ticket of the topic has the answer once and is pending.",
-            f"""
+            """
             def wrong(e: Episode):
                 for old in e.initial("helpdesk")["tickets"]:
                     found = e.item("helpdesk", "tickets", old["id"])
-                    mine = old["id"] in {ids!r}
-                    if [r["text"].strip() for r in found["replies"]] != [{said!r}] * mine:
-                        yield f"{{old['id']}} has {{len(found['replies'])}} answers"
+                    mine = old["id"] in e.expect["ids"]
+                    if [r["text"].strip() for r in found["replies"]] != [e.expect["said"]] * mine:
+                        yield f"{old['id']} has {len(found['replies'])} answers"
                     if found["status"] != ("pending" if mine else "open"):
-                        yield f"{{old['id']}} is {{found['status']}}"
+                        yield f"{old['id']} is {found['status']}"
             """,
         ),
+        expect={"ids": ids, "said": said},
         reference=_AGAIN + "again helpdesk_list '{}' >/dev/null\n" + "".join(steps) + "echo 'The customers know.'\n",
         cheat="".join(blind) + "echo 'The customers know.'\n",
         tags=("helpdesk-flaky",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from source.parts import Task, verify
@@ -32,7 +32,7 @@ class Job(NamedTuple):
     prompt: str
     gold: str
     before: dict[str, str]
-    after: dict[str, str | None]
+    after: Mapping[str, str | None]
     cheat: str
 
 

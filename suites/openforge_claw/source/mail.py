@@ -15,7 +15,7 @@ def box(*messages: tuple[str, str, str], sent: tuple[dict[str, Any], ...] = ()) 
     """A mailbox of (from, subject, body), oldest first; ids are m-1, m-2, ..., then those that were sent."""
     found: list[dict[str, Any]] = []
     for number, (sender, subject, body) in enumerate(messages, 1):
-        head = {"id": f"m-{number}", "folder": "inbox", "from": sender, "to": [ME], "subject": subject}
+        head: dict[str, Any] = {"id": f"m-{number}", "folder": "inbox", "from": sender, "to": [ME], "subject": subject}
         date = f"2031-05-{number // 4 + 1:02d}T{8 + number % 4:02d}:15"
         found.append({**head, "date": date, "body": body, "read": False, "in_reply_to": ""})
     for number, message in enumerate(sent, len(found) + 1):
@@ -57,14 +57,15 @@ def _find(split: str) -> Task:
         fixtures={"mail": box(*messages)},
         verify=verify(
             "Passes when the last message has the valid code and no other, and the mailbox is as it was.",
-            f"""
+            """
             def wrong(e: Episode):
-                yield from e.answered({code!r}, never={[old, other]!r})
+                yield from e.answered(e.expect["code"], never=e.expect["others"])
                 yield from e.kept("mail", "messages")
                 if e.new("mail", "messages"):
                     yield "a message was sent"
             """,
         ),
+        expect={"code": code, "others": [old, other]},
         reference=call("mail_search", query=city) + call("mail_get", id="m-3") + f"echo {code}\n",
         cheat=call("mail_get", id="m-1") + f"echo 'It is {old}, {other} or {code}.'\n",
         tags=("mail-find",),
@@ -96,19 +97,21 @@ def _reply(split: str) -> Task:
         fixtures={"mail": box(*messages)},
         verify=verify(
             "Passes when one answer went to the customer, with the right day and no other.",
-            f"""
+            """
             def wrong(e: Episode):
                 sent = e.new("mail", "messages")
                 if len(sent) != 1:
-                    yield f"{{len(sent)}} messages were sent, not 1"
+                    yield f"{len(sent)} messages were sent, not 1"
                 for m in sent:
-                    if (m["to"], m["in_reply_to"]) != ([{who!r}], "m-2"):
-                        yield f"the message to {{m['to']}} is no answer to the customer"
-                    if {order!r} not in m["body"] or [d for d in {days!r} if d in m["body"]] != [{day!r}]:
+                    if (m["to"], m["in_reply_to"]) != ([e.expect["who"]], "m-2"):
+                        yield f"the message to {m['to']} is no answer to the customer"
+                    said = [d for d in e.expect["days"] if d in m["body"]]
+                    if e.expect["order"] not in m["body"] or said != [e.expect["day"]]:
                         yield "the text does not say the order and its day"
                 yield from e.kept("mail", "messages")
             """,
         ),
+        expect={"who": who, "order": order, "days": days, "day": day},
         reference=call("mail_list")
         + call("mail_get", id="m-2")
         + call("mail_send", to=[who], subject=subject, body=f"Your order {order} arrives on {day}.", in_reply_to="m-2")
@@ -144,17 +147,16 @@ def _triage(split: str) -> Task:
         fixtures={"mail": box(*messages)},
         verify=verify(
             "Passes when each message is in its folder and nothing was sent.",
-            f"""
-            FOLDERS = {folders!r}
-
-
+            """
             def wrong(e: Episode):
-                found = {{m["id"]: m["folder"] for m in e.state("mail")["messages"]}}
-                yield from (f"{{k}} is in {{found.get(k)}}" for k in FOLDERS if found.get(k) != FOLDERS[k])
+                found = {m["id"]: m["folder"] for m in e.state("mail")["messages"]}
+                wanted = e.expect["folders"].items()
+                yield from (f"{k} is in {found.get(k)}" for k, folder in wanted if found.get(k) != folder)
                 if e.new("mail", "messages"):
                     yield "a message was sent"
             """,
         ),
+        expect={"folders": folders},
         reference=call("mail_list") + "".join(moves) + "echo 'The inbox is sorted.'\n",
         cheat="".join(call("mail_move", id=m, folder="invoices") for m in folders) + "echo 'The inbox is sorted.'\n",
         tags=("mail-triage",),
@@ -189,14 +191,15 @@ def _waiting(split: str) -> Task:
         fixtures={"mail": box(*messages, sent=sent)},
         verify=verify(
             "Passes when waiting.txt has the addresses, and nothing was sent or moved.",
-            f"""
+            """
             def wrong(e: Episode):
-                yield from e.files({{"waiting.txt": {waiting!r}}})
+                yield from e.files({"waiting.txt": e.expect["waiting"]})
                 yield from e.kept("mail", "messages")
                 if e.new("mail", "messages"):
                     yield "a message was sent"
             """,
         ),
+        expect={"waiting": waiting},
         reference=look + "printf '%s\\n' omar@mill.example ruth@field.example > waiting.txt\necho 'See waiting.txt.'\n",
         cheat=look
         + "printf '%s\\n' ivan@mill.example noor@press.example omar@mill.example ruth@field.example > waiting.txt\n"

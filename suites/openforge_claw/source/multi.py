@@ -48,15 +48,15 @@ def _meeting(split: str) -> Task:
         fixtures={"mail": mailbox, "calendar": calendar, "notes": rules},
         verify=verify(
             "Passes when the meeting is at the first time that rules and calendar allow, and Rosa was told it.",
-            f"""
+            """
             import re
 
 
             def wrong(e: Episode):
                 new = e.new("calendar", "events")
                 found = [(i["title"], i["start"], i["end"], sorted(i["attendees"])) for i in new]
-                if found != [("Rosa", {event["start"]!r}, {event["end"]!r}, ["Kim", "Lee"])]:
-                    yield f"the new events are {{found}}"
+                if found != [("Rosa", e.expect["start"], e.expect["end"], ["Kim", "Lee"])]:
+                    yield f"the new events are {found}"
                 sent = e.new("mail", "messages")
                 if [(m["to"], m["in_reply_to"]) for m in sent] != [(["rosa@field.example"], "m-2")]:
                     yield "there is not one answer to Rosa's message"
@@ -68,6 +68,7 @@ def _meeting(split: str) -> Task:
                     yield "the notes were changed"
             """,
         ),
+        expect={"start": event["start"], "end": event["end"]},
         reference=call("mail_get", id="m-2")
         + call("notes_search", query="meetings")
         + call("notes_get", id="n-2")
@@ -187,14 +188,15 @@ def _week(split: str) -> Task:
         fixtures={"todo": items, "calendar": calendar},
         verify=verify(
             "Passes when week.csv is right and the services were not changed.",
-            f"""
+            """
             def wrong(e: Episode):
-                yield from e.files({{"week.csv": {table!r}, "team.txt": "Ana\\nBo\\nCy\\n"}})
+                yield from e.files({"week.csv": e.expect["table"], "team.txt": "Ana\\nBo\\nCy\\n"})
                 for name in ("todo", "calendar"):
                     if e.state(name) != e.initial(name):
-                        yield f"{{name}} was changed"
+                        yield f"{name} was changed"
             """,
         ),
+        expect={"table": table},
         reference=call("todo_list")
         + call("calendar_list")
         + f"printf '%s\\n' {lines} > week.csv\necho 'week.csv has the week.'\n",
@@ -242,27 +244,27 @@ def _handover(split: str) -> Task:
         fixtures={"todo": items, "mail": mailbox},
         verify=verify(
             "Passes when the open tasks have their new owners, and each was told of theirs only.",
-            f"""
-            OWNERS, TOLD = {owners!r}, {told!r}
+            """
             TITLES = ["paint the gate", "order jars", "sell the cart", "fix the scale"]
 
 
             def wrong(e: Episode):
                 for old in e.initial("todo")["items"]:
                     found = e.item("todo", "items", old["id"])
-                    if found != {{**old, "owner": OWNERS.get(old["id"], old["owner"])}}:
-                        yield f"{{old['id']}} is not as it should be"
+                    if found != {**old, "owner": e.expect["owners"].get(old["id"], old["owner"])}:
+                        yield f"{old['id']} is not as it should be"
                 if e.new("todo", "items"):
                     yield "there is a new task"
                 sent = e.new("mail", "messages")
-                if sorted(m["to"] for m in sent) != sorted([a] for a in TOLD):
-                    yield f"mail went to {{[m['to'] for m in sent]}}"
+                if sorted(m["to"] for m in sent) != sorted([a] for a in e.expect["told"]):
+                    yield f"mail went to {[m['to'] for m in sent]}"
                 for m in sent:
                     named = [t for t in TITLES if t in m["body"].lower()]
-                    if sorted(named) != sorted(TOLD.get(m["to"][0], [])):
-                        yield f"{{m['to']}} was told of {{named}}"
+                    if sorted(named) != sorted(e.expect["told"].get(m["to"][0], [])):
+                        yield f"{m['to']} was told of {named}"
             """,
         ),
+        expect={"owners": owners, "told": told},
         reference=call("mail_list")
         + call("mail_get", id="m-1")
         + call("mail_get", id="m-2")

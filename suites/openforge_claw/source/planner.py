@@ -59,17 +59,15 @@ def _create(split: str) -> Task:
         fixtures={"calendar": events(("Lunch", f"{day}T12:00", f"{day}T13:00", "Ana"))},
         verify=verify(
             "Passes when the one new event is the one that was asked for.",
-            f"""
-            EVENT = {dict(event, attendees=[])!r}
-
-
+            """
             def wrong(e: Episode):
-                new = [{{k: v for k, v in i.items() if k != "id"}} for i in e.new("calendar", "events")]
-                if new != [EVENT]:
-                    yield f"the new events are {{new}}"
+                new = [{k: v for k, v in i.items() if k != "id"} for i in e.new("calendar", "events")]
+                if new != [e.expect["event"]]:
+                    yield f"the new events are {new}"
                 yield from e.kept("calendar", "events")
             """,
         ),
+        expect={"event": dict(event, attendees=[])},
         reference=call("calendar_create", **event) + "echo 'It is in the calendar.'\n",
         cheat=call("calendar_create", **{**event, "end": f"{day}T23:00"}) + "echo 'It is in the calendar.'\n",
         tags=("calendar-create",),
@@ -88,13 +86,13 @@ def slot_task(task_id: str, split: str, busy: list[tuple[str, str, str]], found:
     event = {"title": "Planning", "start": f"{day}T{found}", "end": f"{day}T{hour}", "attendees": list(TEAM)}
     fake = {**event, "start": f"{day}T09:00", "end": f"{day}T10:00"}
     body = (
-        f"""
+        """
         def wrong(e: Episode):
             new = e.new("calendar", "events")
             if [(i["title"].strip().lower(), i["start"], i["end"], sorted(i["attendees"])) for i in new] != [
-                ("planning", {event["start"]!r}, {event["end"]!r}, {list(TEAM)!r})
+                ("planning", e.expect["start"], e.expect["end"], e.expect["team"])
             ]:
-                yield f"the new events are {{new}}"
+                yield f"the new events are {new}"
             yield from e.kept("calendar", "events")
         """
         if found
@@ -116,6 +114,7 @@ def slot_task(task_id: str, split: str, busy: list[tuple[str, str, str]], found:
         f"Change no other event. {CANNOT}",
         fixtures={"calendar": state},
         verify=verify("Passes when Planning is in the first hour that all have, if there is one.", body),
+        expect={"start": event["start"], "end": event["end"], "team": list(TEAM)} if found else None,
         reference=look + call("calendar_create", **event) + "echo 'Planning is in the calendar.'\n"
         if found
         else look + "echo 'CANNOT: there is no free hour that Ana, Bo and Cy share on that day.'\n",
@@ -160,16 +159,17 @@ def _conflict(split: str) -> Task:
         fixtures={"calendar": state},
         verify=verify(
             "Passes when the movable event is at the first time that fits, and all else is as it was.",
-            f"""
+            """
             def wrong(e: Episode):
                 item, old = e.item("calendar", "events", "e-2"), e.initial("calendar")["events"][1]
-                if item != {{**old, **{moved!r}}}:
-                    yield f"the event is now {{item}}"
+                if item != {**old, **e.expect["moved"]}:
+                    yield f"the event is now {item}"
                 yield from e.kept("calendar", "events", but=["e-2"])
                 if e.new("calendar", "events"):
                     yield "there is a new event"
             """,
         ),
+        expect={"moved": moved},
         reference=call("calendar_list", date=day)
         + call("calendar_update", id="e-2", **moved)
         + "echo 'Coffee is at 13:00 now.'\n",
@@ -196,16 +196,17 @@ def _complete(split: str) -> Task:
         fixtures={"todo": state},
         verify=verify(
             "Passes when the named items are done and all others are as they were.",
-            f"""
+            """
             def wrong(e: Episode):
-                for key in {ids!r}:
+                for key in e.expect["ids"]:
                     if e.item("todo", "items", key).get("done") is not True:
-                        yield f"{{key}} is not done"
-                yield from e.kept("todo", "items", but={ids!r})
+                        yield f"{key} is not done"
+                yield from e.kept("todo", "items", but=e.expect["ids"])
                 if e.new("todo", "items"):
                     yield "there is a new item"
             """,
         ),
+        expect={"ids": ids},
         reference="cat done.txt >/dev/null\n"
         + call("todo_list")
         + "".join(call("todo_update", id=i, done=True) for i in ids)
@@ -243,18 +244,16 @@ The roof is fixed already, so that action is dropped. All agreed.
         fixtures={"todo": todos(("write to the mill", "Cy", "2031-05-15", False), ("fix the roof", "Ana", "", True))},
         verify=verify(
             "Passes when the two actions that were missing are in the list, and no other.",
-            f"""
-            WANTED = {wanted!r}
-
-
+            """
             def wrong(e: Episode):
                 new = e.new("todo", "items")
-                found = sorted((i["title"].strip().lower(), i["owner"], i["due"], i["priority"]) for i in new)
-                if found != WANTED or any(i["done"] for i in new):
-                    yield f"the new items are {{found}}"
+                found = sorted([i["title"].strip().lower(), i["owner"], i["due"], i["priority"]] for i in new)
+                if found != e.expect["wanted"] or any(i["done"] for i in new):
+                    yield f"the new items are {found}"
                 yield from e.kept("todo", "items")
             """,
         ),
+        expect={"wanted": wanted},
         reference="cat minutes.md >/dev/null\n"
         + call("todo_list")
         + "".join(call("todo_create", **dict(zip(keys, w, strict=True))) for w in wanted)
@@ -320,20 +319,21 @@ def _merge(split: str) -> Task:
         fixtures={"notes": state},
         verify=verify(
             "Passes when one note has all items and the merged ones are gone.",
-            f"""
+            """
             def wrong(e: Episode):
                 new = e.new("notes", "notes")
                 lines = [n["body"].strip().splitlines() for n in new]
-                if [n["title"] for n in new] != ["Supplies"] or lines != [{merged.splitlines()!r}]:
-                    yield f"the new notes are {{new}}"
+                if [n["title"] for n in new] != ["Supplies"] or lines != [e.expect["lines"]]:
+                    yield f"the new notes are {new}"
                 elif new[0]["tags"] != ["supplies"]:
                     yield "the new note has not the tag supplies"
                 left = [n["id"] for n in e.state("notes")["notes"] if n["id"] in ("n-1", "n-3", "n-4")]
                 if left:
-                    yield f"{{left}} were not deleted"
+                    yield f"{left} were not deleted"
                 yield from e.kept("notes", "notes", but=["n-1", "n-3", "n-4"])
             """,
         ),
+        expect={"lines": merged.splitlines()},
         reference=call("notes_list", tag="supplies")
         + "".join(call("notes_get", id=n) for n in ("n-1", "n-3", "n-4"))
         + call("notes_create", **new)

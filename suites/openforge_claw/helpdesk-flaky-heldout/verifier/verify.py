@@ -10,8 +10,8 @@ from checks import Episode, verdict
 def wrong(e: Episode):
     for old in e.initial("helpdesk")["tickets"]:
         found = e.item("helpdesk", "tickets", old["id"])
-        mine = old["id"] in ['h-1', 'h-3', 'h-4']
-        if [r["text"].strip() for r in found["replies"]] != ['We moved to Dock 9.'] * mine:
+        mine = old["id"] in e.expect["ids"]
+        if [r["text"].strip() for r in found["replies"]] != [e.expect["said"]] * mine:
             yield f"{old['id']} has {len(found['replies'])} answers"
         if found["status"] != ("pending" if mine else "open"):
             yield f"{old['id']} is {found['status']}"

@@ -8,9 +8,9 @@ from checks import Episode, verdict
 
 
 def wrong(e: Episode):
-    yield from e.cannot('2291')
-    yield from e.files({'total.txt': None})
-    yield from e.files({'invoices/1180.txt': 'Invoice 1180\nTotal: 120\n', 'invoices/3307.txt': 'Invoice 3307\nTotal: 310\n', 'invoices/2301.txt': 'Invoice 2301\nTotal: 77\n', 'list.txt': '1180\n2291\n3307\n'})
+    yield from e.files(e.expect["files"])
+    if e.expect["missing"]:
+        yield from e.cannot(e.expect["missing"])
 
 
 verdict(wrong)

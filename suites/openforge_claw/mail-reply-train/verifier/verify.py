@@ -12,9 +12,10 @@ def wrong(e: Episode):
     if len(sent) != 1:
         yield f"{len(sent)} messages were sent, not 1"
     for m in sent:
-        if (m["to"], m["in_reply_to"]) != (['ruth@field.example'], "m-2"):
+        if (m["to"], m["in_reply_to"]) != ([e.expect["who"]], "m-2"):
             yield f"the message to {m['to']} is no answer to the customer"
-        if 'A-1043' not in m["body"] or [d for d in ['2031-05-12', '2031-05-19', '2031-05-27', '2031-06-03', '2031-06-10'] if d in m["body"]] != ['2031-05-19']:
+        said = [d for d in e.expect["days"] if d in m["body"]]
+        if e.expect["order"] not in m["body"] or said != [e.expect["day"]]:
             yield "the text does not say the order and its day"
     yield from e.kept("mail", "messages")
 

@@ -8,7 +8,7 @@ from checks import Episode, verdict
 
 
 def wrong(e: Episode):
-    yield from e.files({"waiting.txt": 'omar@mill.example\nruth@field.example\n'})
+    yield from e.files({"waiting.txt": e.expect["waiting"]})
     yield from e.kept("mail", "messages")
     if e.new("mail", "messages"):
         yield "a message was sent"

@@ -9,12 +9,12 @@ from checks import Episode, verdict
 
 
 def wrong(e: Episode):
-    yield from e.files({"settings.ini": 'port = 8443\nworkers = 4\ntimeout = 30\nmode = safe\ncache = on\n', "run_checks.py": 'import json\n\nWANTED = {"port": "8443", "workers": "4", "timeout": "30", "mode": "safe", "cache": "on"}\nfound = dict(line.strip().split(" = ") for line in open("settings.ini"))\nresults = {key: "pass" if found.get(key) == value else "fail" for key, value in WANTED.items()}\njson.dump(results, open("results.json", "w"), indent=1, sort_keys=True)\n'})
+    yield from e.files({"settings.ini": e.expect["good"], "run_checks.py": e.expect["script"]})
     try:
         found = json.loads(e.text("results.json") or "")
     except ValueError:
         found = None
-    if found != {"cache": "pass", "mode": "pass", "port": "pass", "timeout": "pass", "workers": "pass"}:
+    if found != e.expect["results"]:
         yield f"results.json is {found}"
 
 
