@@ -16,7 +16,9 @@ from openforge.sandboxes.protocol import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxFull,
     SandboxLost,
+    SandboxUnsupported,
 )
 
 __all__ = [
@@ -34,7 +36,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxFull",
     "SandboxLost",
+    "SandboxUnsupported",
     "probe",
     "reap",
 ]
