@@ -51,10 +51,9 @@ class Roots:
         """Make the folders of a new sandbox; the arguments of `layer.mount` where something has to be mounted."""
         (folder / "disk").mkdir(mode=0o700)
         layered = image is not None and self._no_overlay is None
+        base = None if image is None else str(image.root)
         if disk is None:
-            await asyncio.to_thread(
-                layer.folders, str(folder / "disk"), None if image is None else str(image.root), layered
-            )
+            await asyncio.to_thread(layer.folders, str(folder / "disk"), base, layered)
         if layered:
             (folder / "lower").mkdir()
             (folder / "root").mkdir()
