@@ -158,6 +158,7 @@ async def test_a_killed_supervisor_is_signal_9_and_not_a_wait_for_ever(
     assert (result.exit_code, result.timed_out) == (-9, False)
 
 
+@pytest.mark.slow
 async def test_a_stopped_supervisor_does_not_hold_up_the_time_limit(
     sandbox: OrchardSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

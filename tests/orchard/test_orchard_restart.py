@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from served import KEY, Served
 
 from openforge.sandboxes import Owner, SandboxFull, SandboxLost, SandboxUnsupported
 from openforge.sandboxes.orchard import OrchardBackend
+
+OWN = replace(OPTIONS, image=None)  # our own server has the host's system
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 
 def backend(server: Served, root: Path, patience: float = 60) -> OrchardBackend:
-    options = replace(OPTIONS, image=None, patience=patience, full_seconds=0.2)
+    options = replace(OWN, patience=patience, full_seconds=0.2)
     return OrchardBackend(root / "ids", "run_a", Owner.current(), url=server.url, key=KEY, options=options)
 
 
@@ -62,3 +65,18 @@ async def test_a_full_server_and_one_that_stays_away(server: Served, tmp_path: P
         with pytest.raises(SandboxLost, match="does not answer: no answer from"):
             await third.exec("true")
         server.start()
+
+
+async def test_the_reaper_asks_the_server_too(server: Served, tmp_path: Path) -> None:
+    """Ids that were written down on a disk that is gone, or by a job on another node, are in the server's list."""
+    with subprocess.Popen(["sleep", "941"]) as owner:
+        dead = OrchardBackend(tmp_path / "lost", "run_a", Owner.of(owner.pid), url=server.url, key=KEY, options=OWN)
+        other = OrchardBackend(tmp_path / "other", "run_b", Owner.of(owner.pid), url=server.url, key=KEY, options=OWN)
+        orphan, foreign = await dead.create("e", network="none"), await other.create("e", network="none")
+        owner.kill()
+    async with backend(server, tmp_path) as ours:
+        assert await ours.reap() == [orphan.sandbox_id]
+        assert await ours.reap() == []
+    assert (await foreign.exec("echo on")).stdout == b"on\n"
+    for left in (dead, other):
+        await left.close()

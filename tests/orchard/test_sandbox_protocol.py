@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -240,20 +241,17 @@ async def test_a_download_of_what_is_no_file(sandbox: Sandbox) -> None:
         assert e.value.errno == number, remote
 
 
-@pytest.mark.parametrize("size", [8, 9_000_000])
-async def test_an_upload_replaces_what_the_agent_planted(backend: Backend, kind: str, size: int) -> None:
-    if kind == "orchard":
-        size = min(size, 100_000)  # no longer in the command itself: that is all the difference there
-    sandbox = await backend.create("episode", network="none")
-    for i, (trap, remote) in enumerate(
-        [
-            ("ln -s /etc/passwd f", "f"),
-            ("ln -s /etc d", "d/passwd"),
-            ("mkfifo f", "f"),
-            ("mkdir -p f/g; touch f/g/h; chmod 0 f/g f", "f"),
-            ("touch d", "d/f"),
-        ]
-    ):
+async def test_an_upload_replaces_what_the_agent_planted(sandbox: Sandbox, kind: str) -> None:
+    traps = [
+        ("ln -s /etc/passwd f", "f"),
+        ("ln -s /etc d", "d/passwd"),
+        ("mkfifo f", "f"),
+        ("mkdir -p f/g; touch f/g/h; chmod 0 f/g f", "f"),
+        ("touch d", "d/f"),
+    ]
+    # In one call and in pieces; at Orchard in the call itself, or not.
+    sizes = {"local": [8], "orchard": [100_000], "server": [8, 9_000_000]}[kind]
+    for i, ((trap, remote), size) in enumerate(itertools.product(traps, sizes)):
         folder = f"/workspace/{i}"
         assert (await sandbox.exec(f"mkdir {folder}; cd {folder}; {trap}")).exit_code == 0
         await sandbox.upload_content(b"v" * size, f"{folder}/{remote}")
