@@ -24,6 +24,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import select
@@ -37,6 +38,7 @@ from typing import NoReturn
 WORK = "/workspace"  # the work folder inside every sandbox
 CONNECT_SECONDS = 10.0  # a full backlog inside keeps no one for longer
 HOME = "/home/agent"  # $HOME inside every sandbox
+AGENT_ID = 1000  # user and group inside, unless an engine's user namespace has another for us
 OOM_SCORE = 500  # of -1000 to 1000, see proc(5)
 BASE_ENV: dict[str, str] = {
     "HOME": HOME,
@@ -69,7 +71,10 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]  # converted by C: it is called some fifty times a join
 
 
 class JoinError(OSError):
@@ -95,8 +100,8 @@ def _checked(result: int, what: str) -> None:
 
 
 def _prctl(option: int, *args: int) -> int:
-    padded = [ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:4]]
-    return int(_libc.prctl(ctypes.c_int(option), *padded))
+    result: int = _libc.prctl(option, *(*args, 0, 0, 0, 0)[:4])
+    return result
 
 
 def _setns(holder_pid: int, namespaces: int) -> None:
@@ -110,6 +115,13 @@ def _setns(holder_pid: int, namespaces: int) -> None:
         os.close(pidfd)
 
 
+@functools.cache
+def own_namespaces() -> dict[str, tuple[int, int]]:
+    """This process's namespaces, which forked children have too until they join: (device, inode) by name."""
+    found = {name: os.stat(f"/proc/self/ns/{name}") for name in _NAMESPACES}
+    return {name: (info.st_dev, info.st_ino) for name, info in found.items()}
+
+
 def _other_namespaces(pid: int) -> int:
     """The namespaces of a process that are not this one's: nobody may enter the one that it is in already."""
     flags = 0
@@ -118,8 +130,7 @@ def _other_namespaces(pid: int) -> int:
             theirs = os.stat(f"/proc/{pid}/ns/{name}")
         except FileNotFoundError as e:
             raise JoinError(e.errno, f"the sandbox of holder process {pid} is gone") from None
-        ours = os.stat(f"/proc/self/ns/{name}")
-        if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+        if (theirs.st_dev, theirs.st_ino) != own_namespaces()[name]:
             flags |= flag
     return flags
 
@@ -146,14 +157,21 @@ def join_groups(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def drop_privileges() -> None:
-    """Drop every capability (bounding, ambient, inheritable, permitted, effective) and set no_new_privs."""
+def drop_privileges(user: int | None = None) -> None:
+    """Drop every capability (bounding, ambient, inheritable, permitted, effective) and set no_new_privs.
+
+    Args:
+        user: user and group to become on the way.
+    """
     for cap in range(64):
         if _prctl(_PR_CAPBSET_DROP, cap) != 0:
             break  # EINVAL: past the kernel's last capability
     with open("/proc/sys/kernel/cap_last_cap") as f:
         if cap != int(f.read()) + 1:
             raise JoinError(f"capability {cap} could not be dropped from the bounding set")
+    if user is not None:
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     _checked(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), "clearing ambient capabilities")
     header, data = _CapHeader(_CAPABILITY_VERSION_3, 0), (_CapData * 2)()
     _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "dropping capabilities")
@@ -202,10 +220,12 @@ def enter(holder_pid: int, cwd: str = WORK, limits: Mapping[str, int] | None = N
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
     if os.geteuid() == 0:
         os.setgroups([])  # root's supplementary groups must not count inside; an ordinary user may not drop its own
-    _setns(holder_pid, _other_namespaces(holder_pid))
+    others = _other_namespaces(holder_pid)
+    _setns(holder_pid, others)
     os.umask(0o022)
     set_limits(limits or {})
-    drop_privileges()
+    # Without a user namespace (a container that root started) root inside would be root.
+    drop_privileges(AGENT_ID if os.geteuid() == 0 and not others & _CLONE_NEWUSER else None)
     os.chdir(cwd)
 
 
@@ -223,7 +243,7 @@ def run_in(
     The process has its own session, default signal handlers, only the descriptors in `keep`, and dies with the
     calling process. TERM, INT and HUP sent to the caller are passed on to it. The environment is the caller's:
     set os.environ (see BASE_ENV) in `fn` or before. Flush sys.stdout before forking, or its buffer is written twice.
-    `groups` are the sandbox's control groups (`LocalSandbox.groups`), whose limits then hold for it.
+    `groups` are the sandbox's control groups (`LocalSandbox.group.processes()`), whose limits then hold for it.
 
     Returns:
         `fn`'s value (None is 0; an exception prints its traceback and is 1), or -n if signal n ended it.
@@ -232,6 +252,8 @@ def run_in(
     enter(holder_pid, cwd, limits)
     close_others((*keep, *joined))
     self_fd = os.pidfd_open(os.getpid())
+    # Held back until they can be passed on: the child may be up, and our caller know it, before that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if child == 0:
         die_with(self_fd)
@@ -241,8 +263,9 @@ def run_in(
         reset_signals()
         run_and_exit(fn)
     os.close(self_fd)
-    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for sig in _PASSED_ON:
         signal.signal(sig, lambda number, frame: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -293,7 +316,7 @@ def run_and_exit(fn: Callable[[], int | None]) -> NoReturn:
 def listen(holder_pid: int, port: int, channel: socket.socket) -> None:
     """Send a listener on 127.0.0.1:`port` of the sandbox's network over `channel`. Call it in a forked child."""
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
-    _setns(holder_pid, _CLONE_NEWUSER | _CLONE_NEWNET)
+    _setns(holder_pid, _other_namespaces(holder_pid) & (_CLONE_NEWUSER | _CLONE_NEWNET))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -304,7 +327,7 @@ def listen(holder_pid: int, port: int, channel: socket.socket) -> None:
 def connect(holder_pid: int, port: int, channel: socket.socket) -> None:
     """Send a connection to 127.0.0.1:`port` of the sandbox's network over `channel`. Call it in a forked child."""
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
-    _setns(holder_pid, _CLONE_NEWUSER | _CLONE_NEWNET)
+    _setns(holder_pid, _other_namespaces(holder_pid) & (_CLONE_NEWUSER | _CLONE_NEWNET))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(("127.0.0.1", port))
