@@ -24,6 +24,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import select
@@ -73,6 +74,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]  # converted by C: it is called some fifty times a join
 
 
 class JoinError(OSError):
@@ -98,8 +100,8 @@ def _checked(result: int, what: str) -> None:
 
 
 def _prctl(option: int, *args: int) -> int:
-    padded = [ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:4]]
-    return int(_libc.prctl(ctypes.c_int(option), *padded))
+    result: int = _libc.prctl(option, *(*args, 0, 0, 0, 0)[:4])
+    return result
 
 
 def _setns(holder_pid: int, namespaces: int) -> None:
@@ -113,6 +115,13 @@ def _setns(holder_pid: int, namespaces: int) -> None:
         os.close(pidfd)
 
 
+@functools.cache
+def own_namespaces() -> dict[str, tuple[int, int]]:
+    """This process's namespaces, which forked children have too until they join: (device, inode) by name."""
+    found = {name: os.stat(f"/proc/self/ns/{name}") for name in _NAMESPACES}
+    return {name: (info.st_dev, info.st_ino) for name, info in found.items()}
+
+
 def _other_namespaces(pid: int) -> int:
     """The namespaces of a process that are not this one's: nobody may enter the one that it is in already."""
     flags = 0
@@ -121,8 +130,7 @@ def _other_namespaces(pid: int) -> int:
             theirs = os.stat(f"/proc/{pid}/ns/{name}")
         except FileNotFoundError as e:
             raise JoinError(e.errno, f"the sandbox of holder process {pid} is gone") from None
-        ours = os.stat(f"/proc/self/ns/{name}")
-        if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+        if (theirs.st_dev, theirs.st_ino) != own_namespaces()[name]:
             flags |= flag
     return flags
 

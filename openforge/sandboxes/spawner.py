@@ -118,6 +118,7 @@ def prepared() -> tuple[int, int]:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # Reaped by hand: children that the kernel reaps for one who ignores SIGCHLD leave no CPU time in our account.
     signal.signal(signal.SIGCHLD, _reap_on_signal)
+    join.own_namespaces()  # once for all children
     gc.disable()  # a collection would copy the pages that the children share
     gc.freeze()
     return os.open("/dev/null", os.O_RDONLY), os.pidfd_open(os.getpid())

@@ -24,7 +24,7 @@ from typing import Any
 
 from aiohttp import web
 
-from openforge.sandboxes import LocalBackend, LocalSandbox, SandboxError, SandboxFileError
+from openforge.sandboxes import Bind, LocalBackend, LocalSandbox, SandboxError, SandboxFileError
 from openforge.sandboxes.orchard import Options
 
 KEY = "test-key"
@@ -57,6 +57,7 @@ class MockOrchard:
         requests: all that came, as (method, path).
         creates: bodies of the creates.
         heartbeats: ids that sent one.
+        binds: what stands in new pods beside the host's system.
         damage: how many of the next uploads lose their last byte.
     """
 
@@ -68,6 +69,7 @@ class MockOrchard:
         self.lose = self.lose_creates = self.damage = 0
         self.refusals: list[tuple[int, dict[str, str], str]] = []
         self.start = "ready"
+        self.binds: list[Bind] = []
         self.requests: list[tuple[str, str]] = []
         self.creates: list[dict[str, Any]] = []
         self.heartbeats: list[str] = []
@@ -168,7 +170,7 @@ class MockOrchard:
         if old is not None:
             pod.sandbox = old.sandbox
         elif self.start == "ready":
-            pod.sandbox = await self._pods.create(body["sandbox_id"], network="none")
+            pod.sandbox = await self._pods.create(body["sandbox_id"], network="none", binds=self.binds)
             await pod.sandbox.exec(f"setsid {AGENT} </dev/null >/dev/null 2>&1 &")
         if self.lose_creates:
             self.lose_creates -= 1

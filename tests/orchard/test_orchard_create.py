@@ -18,6 +18,7 @@ from mock_orchard import OPTIONS, MockOrchard
 
 from openforge.sandboxes import (
     Bind,
+    Limits,
     Network,
     Owner,
     SandboxError,
@@ -74,6 +75,18 @@ async def test_what_cannot_be_had_is_refused_before_anything_is_made(mock: MockO
         with pytest.raises(SandboxError, match="no-such-folder does not exist and cannot be bound"):
             await backend.create("e", network="none", binds=[Bind(tmp_path / "no-such-folder")])
     assert not mock.creates
+
+
+async def test_limits_are_the_pods(mock: MockOrchard, tmp_path: Path) -> None:
+    async with made(mock, tmp_path, cpu="2", memory="4Gi") as backend:
+        limits = Limits(cpus=0.5, memory_bytes=1 << 30, file_bytes=1 << 20)
+        sandbox = await backend.create("e", network="none", limits=limits)
+        assert (mock.creates[-1]["cpu"], mock.creates[-1]["memory"]) == ("500m", "1073741824")
+        result = await sandbox.exec("ulimit -f; head -c 2000000 /dev/zero > f; stat -c %s f")
+        assert result.stdout.split() == [b"1024", b"1048576"]
+        with pytest.raises(SandboxUnsupported, match=r"cannot hold limits\.disk_bytes"):
+            await backend.create("e", network="none", limits=Limits(disk_bytes=1 << 30))
+        await backend.create("e", network="none", limits=Limits(disk_bytes=1 << 30, best_effort=True))
 
 
 async def test_keys(mock: MockOrchard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from mock_orchard import AGENT, MockOrchard
 
-from openforge.sandboxes import SandboxError, SandboxFileError, SandboxLost
+from openforge.sandboxes import Bind, SandboxError, SandboxFileError, SandboxLost
 from openforge.sandboxes.orchard import OrchardBackend, OrchardSandbox, inside, plain
 
 
@@ -155,6 +158,7 @@ async def test_a_killed_supervisor_is_signal_9_and_not_a_wait_for_ever(
     assert (result.exit_code, result.timed_out) == (-9, False)
 
 
+@pytest.mark.slow
 async def test_a_stopped_supervisor_does_not_hold_up_the_time_limit(
     sandbox: OrchardSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +245,30 @@ async def test_an_image_without_what_we_need(mock: MockOrchard, backend: Orchard
             with pytest.raises(SandboxError, match=message):
                 await backend.create("e", network="none")
     assert not mock.records, "what did not start is deleted"
+
+
+async def test_the_python_of_the_services_own_agent_comes_first(
+    mock: MockOrchard, backend: OrchardBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laid out as Orchard's agent image does it: interpreter, standard library and dynamic linker in one folder."""
+    ask = "import sys, sysconfig; print(sysconfig.get_path('stdlib'), sys.executable)"
+    done = subprocess.run(["/usr/bin/python3", "-I", "-c", ask], capture_output=True, text=True, check=True)
+    library, program = done.stdout.split()
+    agent = tmp_path / "agent"
+    (agent / "bin").mkdir(parents=True)
+    (agent / "lib").mkdir()
+    shutil.copy(os.path.realpath(program), agent / "bin" / "python3")
+    (agent / "lib" / Path(library).name).symlink_to(library)
+    linker = next(Path("/lib64").glob("ld-linux-*"))
+    (agent / "lib" / linker.name).symlink_to(linker)
+    mock.binds = [Bind(agent, "/opt/sandbox-agent")]
+    monkeypatch.setattr(plain, "_LAUNCH", plain._LAUNCH.replace("command -v python3", "false"))
+    sandbox = await backend.create("e", network="none")
+    result = await sandbox.exec("cat /proc/$PPID/maps; env")
+    assert b"/opt/sandbox-agent/bin/python3" in result.stdout
+    assert b"PYTHONHOME" not in result.stdout and b"LD_LIBRARY_PATH" not in result.stdout
+    await sandbox.upload_content(b"x", "f")
+    assert [e.name for e in await sandbox.list_files("/workspace")] == ["f"]
 
 
 async def test_a_deleted_sandbox_refuses_at_once(mock: MockOrchard, sandbox: OrchardSandbox) -> None:

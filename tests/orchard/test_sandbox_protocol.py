@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from served import KEY, Served
 from openforge.sandboxes import (
     Backend,
     Bind,
+    Limits,
     LocalBackend,
     Owner,
     Sandbox,
@@ -239,18 +241,17 @@ async def test_a_download_of_what_is_no_file(sandbox: Sandbox) -> None:
         assert e.value.errno == number, remote
 
 
-@pytest.mark.parametrize("size", [8, 9_000_000])
-async def test_an_upload_replaces_what_the_agent_planted(backend: Backend, size: int) -> None:
-    sandbox = await backend.create("episode", network="none")
-    for i, (trap, remote) in enumerate(
-        [
-            ("ln -s /etc/passwd f", "f"),
-            ("ln -s /etc d", "d/passwd"),
-            ("mkfifo f", "f"),
-            ("mkdir -p f/g; touch f/g/h; chmod 0 f/g f", "f"),
-            ("touch d", "d/f"),
-        ]
-    ):
+async def test_an_upload_replaces_what_the_agent_planted(sandbox: Sandbox, kind: str) -> None:
+    traps = [
+        ("ln -s /etc/passwd f", "f"),
+        ("ln -s /etc d", "d/passwd"),
+        ("mkfifo f", "f"),
+        ("mkdir -p f/g; touch f/g/h; chmod 0 f/g f", "f"),
+        ("touch d", "d/f"),
+    ]
+    # In one call and in pieces; at Orchard in the call itself, or not.
+    sizes = {"local": [8], "orchard": [100_000], "server": [8, 9_000_000]}[kind]
+    for i, ((trap, remote), size) in enumerate(itertools.product(traps, sizes)):
         folder = f"/workspace/{i}"
         assert (await sandbox.exec(f"mkdir {folder}; cd {folder}; {trap}")).exit_code == 0
         await sandbox.upload_content(b"v" * size, f"{folder}/{remote}")
@@ -374,3 +375,9 @@ async def test_connect(sandbox: Sandbox, kind: str) -> None:
         await loop.sock_sendall(connection, b"ping")
         assert await loop.sock_recv(connection, 99) == b"PING"
     assert (await serving).exit_code == 0
+
+
+async def test_limits_of_a_process(backend: Backend) -> None:
+    sandbox = await backend.create("e", network="none", limits=Limits(file_bytes=1 << 20, open_files=64))
+    result = await sandbox.exec("ulimit -f; ulimit -n; head -c 2000000 /dev/zero > f; stat -c %s f")
+    assert result.stdout.split() == [b"1024", b"64", b"1048576"]

@@ -109,12 +109,11 @@ class OrchardBackend:
         image, limits = image or self.options.image, limits or Limits()
         bound = [b for b in binds if starting.shared(b, offers.get("shares", ()))]
         if offers:
-            body = starting.extended_body(offers, url, network, image, bound, limits)
+            body = starting.extended_body(self.options, offers, url, network, image, bound, limits)
             body |= {"labels": self._labels(episode_id), "companion_of": companion_of}
         else:
-            body = starting.plain_body(self.options, url, network, image)
+            body = starting.plain_body(self.options, url, network, image, limits)
         body |= {"timeout": int(self.options.create_seconds)}
-        body |= {k: v for k in ("cpu", "memory") if (v := getattr(self.options, k)) is not None}
         archives = [(b, await self._packed(b)) for b in binds if b not in bound]
         sandbox_id = name(self.run, episode_id)
         self._ledger.add(sandbox_id, episode_id)

@@ -5,7 +5,7 @@ command here, under a supervisor in a session of its own, and ends within second
 in files that the caller reads, which neither the service's restart nor a lost answer can take away:
 
     <base>/ID/         made by one mkdir(2), which decides that a command of this name starts at most once; it stays
-    <base>/ID/state    {"pieces": n, "ended": null or {exit, timed_out, out, err}}, always renamed into place
+    <base>/ID/state    {"pieces": n, "beat": n, "ended": null or {exit, timed_out, out, err}}, renamed into place
     <base>/ID/log.N    both outputs as they came, in pieces; only where a log was asked for
     <base>/ID/out, err   outputs, where they are too long for the state
     <base>/ID/answer   of an upload: done
@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import io
 import json
@@ -170,7 +171,7 @@ def look(request: Request, payload: bytes = b"") -> Request:
         if state is not None and (alive or state["ended"] is not None):
             return state
         if alive:
-            return {"pieces": 0, "ended": None}
+            return {"pieces": 0, "beat": 0, "ended": None}
     return _killed(request["id"])
 
 
@@ -262,11 +263,16 @@ def unpack(request: Request, payload: bytes) -> Request:
 def _once(key: str) -> Iterator[bool]:
     """Whether what this name stands for has yet to be done."""
     folder = f"{base()}/{key}"
-    first = not os.path.exists(f"{folder}/answer")
-    yield first
-    if first:
-        os.makedirs(folder, 0o700, exist_ok=True)
-        supervisor.replace(f"{folder}/answer", b"{}")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the second of two at once waits, and finds the answer of the first
+        first = not os.path.exists(f"{folder}/answer")
+        yield first
+        if first:
+            supervisor.replace(f"{folder}/answer", b"{}")
+    finally:
+        os.close(fd)
 
 
 # ---- the sandbox -----------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from openforge.sandboxes.protocol import (
 GRACE = 15.0  # seconds beyond a command's time limit: a supervisor that the agent has stopped cannot keep it
 QUICK = 1.0  # seconds that a command has to end within the call that starts it; the sandbox runs no other meanwhile
 LONGEST_POLL = 2.0
-LOOK = 15.0  # seconds after which the supervisor itself is asked after, not only its files
+LOOK = 30.0  # seconds without a word of a supervisor, after which it is asked after; it writes one every 10
 _ANSWERLESS = 3  # calls that may end without an answer of ours before it counts as a fault of the image
 _MESSAGE = 64 << 10  # bytes of a message within the command line, whose limit is 128 KiB; a longer one goes in files
 _CALL_SECONDS = 600  # of one call, which should end within seconds: Orchard's own time-out kills the sandbox
@@ -135,7 +135,7 @@ class Plain:
     async def _ended(self, key: str, state: dict[str, Any], timeout: float | None, log: Path | None) -> ExecResult:
         loop = asyncio.get_running_loop()
         patience = None if timeout is None else loop.time() + timeout + GRACE
-        looked, wait, pieces = loop.time(), 0.1, 0
+        heard, beat, wait, pieces = loop.time(), -1, 0.1, 0
         while True:
             if log is not None and state["pieces"] > pieces:
                 pieces, wait = await self._append(key, log, pieces, state["pieces"]), 0.1
@@ -147,10 +147,12 @@ class Plain:
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_POLL)
             content = await self._download(f"{self._base}/{key}/state")
-            if content is not None and loop.time() - looked < LOOK:
+            if content is not None:
                 state = json.loads(content)
-            else:
-                looked, state = loop.time(), await self._call("look", key)
+            if content is None or (state["beat"] == beat and loop.time() - heard > LOOK):
+                heard, state = loop.time(), await self._call("look", key)
+            elif state["beat"] != beat:
+                heard, beat = loop.time(), state["beat"]
 
     async def _outputs(self, key: str, ended: dict[str, Any]) -> tuple[bytes, bytes]:
         found = []
@@ -243,7 +245,9 @@ class Plain:
         request = {"op": op, "id": key, "done": done, **fields}
         raw = json.dumps(request).encode() + b"\n" + payload
         for _ in range(2):
-            reply = await self._run(await self._message(raw))
+            message, pieces = await self._message(raw)
+            reply = await self._run(message)
+            self._done += pieces
             if "damaged" not in reply:
                 break
         else:
@@ -254,18 +258,17 @@ class Plain:
             raise SandboxFileError(reply["error"], reply["errno"])
         return reply
 
-    async def _message(self, raw: bytes) -> str:
-        """How a message is named on the command line: itself, or the pieces that it is laid down in."""
+    async def _message(self, raw: bytes) -> tuple[str, list[str]]:
+        """How a message is named on the command line: itself, or the pieces that it is laid down in, and their name."""
         if len(raw) * 4 // 3 <= _MESSAGE:
-            return base64.b64encode(raw).decode()
+            return base64.b64encode(raw).decode(), []
         key, size = name(), inside.PIECE
         for i in range(0, len(raw), size):
             content = base64.b64encode(raw[i : i + size]).decode()
             body = {"path": f"{self._base}/{key}.in.{i // size}", "content": content}
             response = await self._service.ask("POST", f"{self._path}/files", sandbox=self._id, json=body)
             await self._checked(response)
-        self._done.append(key)
-        return f"@{key} {(len(raw) + size - 1) // size} {hashlib.sha256(raw).hexdigest()}"
+        return f"@{key} {(len(raw) + size - 1) // size} {hashlib.sha256(raw).hexdigest()}", [key]
 
     async def _run(self, message: str) -> dict[str, Any]:
         """Run `inside.main` until it gives an answer: a call may be killed, or its answer be lost, at any time."""

@@ -62,7 +62,7 @@ def check_life(options: Options, url: str) -> None:
         )
 
 
-def plain_body(options: Options, url: str, network: Network, image: str | None) -> dict[str, Any]:
+def plain_body(options: Options, url: str, network: Network, image: str | None, limits: Limits) -> dict[str, Any]:
     """What Orchard is asked.
 
     Both `none` and `proxy` are its blocked network: policies of Kubernetes add up, so that the one which lets all pods
@@ -75,7 +75,17 @@ def plain_body(options: Options, url: str, network: Network, image: str | None) 
             "network 'proxy' at an Orchard service takes the NetworkPolicy of docs/connect-orchard.md: install it "
             "and say so in the config (network_policy: true)"
         )
-    return {"image": image, "block_network": network != "open"}
+    unheld = [k for k in ("disk_bytes", "tmp_bytes") if getattr(limits, k) != getattr(Limits(), k)]
+    if unheld and not limits.best_effort:
+        raise SandboxUnsupported(f"{url} cannot hold limits.{unheld[0]}: Orchard's pods have limits of CPU and memory")
+    return {"image": image, "block_network": network != "open", **_sizes(options, limits)}
+
+
+def _sizes(options: Options, limits: Limits) -> dict[str, str]:
+    """Processors and memory as Kubernetes writes them: the episode's own, else the configured ones."""
+    cpu = options.cpu if limits.cpus is None else f"{limits.cpus * 1000:.0f}m"
+    memory = options.memory if limits.memory_bytes is None else str(limits.memory_bytes)
+    return {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
 
 
 def plain_isolation(options: Options, network: Network, image: str | None, found: Mapping[str, Any]) -> str:
@@ -87,21 +97,28 @@ def plain_isolation(options: Options, network: Network, image: str | None, found
 
 
 def extended_body(
-    offers: Mapping[str, Any], url: str, network: Network, image: str | None, binds: Sequence[Bind], limits: Limits
+    options: Options,
+    offers: Mapping[str, Any],
+    url: str,
+    network: Network,
+    image: str | None,
+    binds: Sequence[Bind],
+    limits: Limits,
 ) -> dict[str, Any]:
-    """What our own server is asked; `binds` lie in its shares."""
+    """What our own server is asked; `binds` lie in its shares, and it has an answer of its own to each limit."""
     if network not in offers["networks"]:
         raise SandboxUnsupported(f"network {network!r} is not offered by {url}; it has {', '.join(offers['networks'])}")
     if image is not None and image != "host" and image not in offers["images"]:
         raise SandboxUnsupported(
             f"image {image!r} is not offered by {url}; it has {', '.join(['host', *offers['images']])}"
         )
-    asked = {k: v for k, v in asdict(limits).items() if v is not None and v != getattr(Limits(), k)}
+    asked = {k: v for k, v in asdict(limits).items() if v != getattr(Limits(), k)}
     return {
         "image": image,
         "network": {"mode": network},
         "binds": [{"host": str(b.host.absolute()), "inside": b.inside} for b in binds],
-        "limits": asked,
+        "limits": asked | {"best_effort": limits.best_effort} if asked else {},
+        **_sizes(options, limits),
     }
 
 

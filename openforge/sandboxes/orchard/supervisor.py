@@ -21,6 +21,7 @@ _LOG_SECONDS = 1.0  # what was written reaches the log's files after so long at 
 _INLINE = 48 << 10  # outputs as long as this together go into the state
 _CHUNK = 1 << 16
 _KILL_SECONDS = 5.0
+_BEAT_SECONDS = 10.0  # the state is written anew so often, so that whoever reads it knows that this process lives
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -54,7 +55,7 @@ def publish(
         else:
             replace(f"{folder}/{name}", data)
             ended[name] = None
-    found = {"pieces": pieces, "ended": ended}
+    found = {"pieces": pieces, "beat": 0, "ended": ended}
     replace(f"{folder}/state", json.dumps(found).encode())
     return found
 
@@ -131,12 +132,13 @@ class Supervisor:
         self._log = Log(folder, request["log"])
         self._outputs = (Output(), Output())
         self._input = _input(folder, stdin)
+        self._beat, self._next_beat = 0, 0.0
         self._deadline = None if request["timeout"] is None else time.monotonic() + request["timeout"]
 
     def run(self) -> None:
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError("becoming a subreaper")
-        replace(f"{self._folder}/state", b'{"pieces": 0, "ended": null}')
+        self._publish()
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
@@ -178,7 +180,9 @@ class Supervisor:
                     self._listener.accept()[0].close()
             if self._log.due() == 0.0:
                 self._log.flush()
-                replace(f"{self._folder}/state", json.dumps({"pieces": self._log.pieces, "ended": None}).encode())
+                self._publish()
+            if time.monotonic() >= self._next_beat:
+                self._publish()
             numbers = b""
             with contextlib.suppress(BlockingIOError):
                 numbers = os.read(wake_r, 4096)
@@ -192,12 +196,21 @@ class Supervisor:
                 _kill_tree(pid)
                 return None, True
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """Milliseconds until something is due without an event."""
-        left = [d for d in (self._log.due(),) if d is not None]
+        left = [self._next_beat - time.monotonic()]
+        if (due := self._log.due()) is not None:
+            left.append(due)
         if self._deadline is not None:
-            left.append(max(0.0, self._deadline - time.monotonic()))
-        return min(left) * 1000 + 1 if left else None
+            left.append(self._deadline - time.monotonic())
+        return max(0.0, min(left)) * 1000 + 1
+
+    def _publish(self) -> None:
+        """Write the state of a command that runs."""
+        self._beat += 1
+        self._next_beat = time.monotonic() + _BEAT_SECONDS
+        state = {"pieces": self._log.pieces, "beat": self._beat, "ended": None}
+        replace(f"{self._folder}/state", json.dumps(state).encode())
 
 
 def _input(folder: str, data: bytes) -> int:
