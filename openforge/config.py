@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
+from openforge.config_judge import Judge
 from openforge.config_reading import (
     ConfigError,
     Name,
@@ -303,6 +304,7 @@ class _Common(Section):
     harness: Harness = Field(default_factory=Harness, description="Harness of training episodes and default of cells.")
     limits: Limits = Field(default_factory=Limits, description="Limits of an episode.")
     server: Server = Field(default_factory=Server, description="Policy server.")
+    judge: Judge | None = Field(default=None, description="The model that scores by rubric; none without it.")
     cells: tuple[Cell, ...] = Field(default=(), description="Evaluation cells.", strict=False)
 
 
@@ -317,7 +319,7 @@ class RunConfig(_Common):
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
-    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
+    reward: Reward = Field(default_factory=Reward, description="Rewards and their shaping.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     critic: Critic = Field(default_factory=Critic, description="PPO's critic, with adv_estimator: gae.")
@@ -409,6 +411,8 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
     checks.harnesses(config, label)
     checks.sandbox(config, label)
     checks.cells(config.cells, label)
+    if config.judge is not None:
+        checks.judge(config.judge, label)
     checks.windows(config, config.sampling if isinstance(config, RunConfig) else None, label)
     if isinstance(config, RunConfig):
         checks.training(config, label)

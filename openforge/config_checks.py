@@ -15,6 +15,7 @@ from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, Harness, RunConfig, Sampling, Server, Tasks
+    from openforge.config_judge import Judge
     from openforge.config_training import FSDP, Actor, Megatron, Optim, RewardKwargs, Trainer
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
@@ -72,13 +73,18 @@ def policy(config: EvalConfig, label: str) -> None:
         return
     for address in (url, *config.server.replicas):
         endpoint(address, label)
-    if config.server.api_key_env is not None:
-        variable(config.server.api_key_env, "server.api_key_env", label)
+    variable(config.server.api_key_env, "server.api_key_env", label)
 
 
-def variable(name: str, key: str, label: str) -> None:
-    """Refuse a key in place of the name of the variable that holds it."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+def judge(judge: Judge, label: str) -> None:
+    """Refuse a judge's URL or key that would show a secret."""
+    endpoint(judge.url, label)
+    variable(judge.api_key_env, "judge.api_key_env", label)
+
+
+def variable(name: str | None, key: str, label: str) -> None:
+    """Refuse what is no variable's name: it may be the key itself."""
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ConfigError(f"{label}: {key} must be the NAME of an environment variable (letters, digits, _), not a key")
 
 

@@ -101,16 +101,19 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
     Raises:
         ConfigError: names the key and the variable; nothing of a value.
     """
-    name = config.server.api_key_env
-    if name is not None and not os.environ.get(name, "").strip():
-        raise ConfigError(
-            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
-        )
-    sandbox, key = config.sandbox, config.sandbox.api_key_env
-    if "api_key_env" in sandbox.model_fields_set and not os.environ.get(key, "").strip():
-        raise ConfigError(
-            f"config/{run}.yaml: sandbox.api_key_env names the environment variable {key}, which is not set: export it"
-        )
+    sandbox, judge = config.sandbox, config.judge
+    names = {
+        "server": config.server.api_key_env,
+        "judge": judge.api_key_env if judge else None,
+        # Without a key by default: a server may ask for none.
+        "sandbox": sandbox.api_key_env if "api_key_env" in sandbox.model_fields_set else None,
+    }
+    for section, name in names.items():
+        if name is not None and not os.environ.get(name, "").strip():
+            raise ConfigError(
+                f"config/{run}.yaml: {section}.api_key_env names the environment variable {name}, which is not set: "
+                "export it"
+            )
     if sandbox.backend == "orchard" and sandbox.url is None and not os.environ.get(SANDBOX_URL, "").strip():
         raise ConfigError(
             f"config/{run}.yaml: sandbox.backend is orchard, but neither sandbox.url nor the environment variable "

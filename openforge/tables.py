@@ -110,6 +110,17 @@ SAMPLING = pa.struct(
         ("max_tokens", _i32),
     ]
 )
+DISPATCH = pa.struct(
+    [
+        ("tool", _str),
+        ("endpoint", _str),
+        ("arguments", _str),
+        ("status", _i32),
+        ("response", _str),
+        ("latency", _f64),
+        ("time", _str),
+    ]
+)
 SECONDS = pa.struct([("queue", _f64), ("setup", _f64), ("agent", _f64), ("verify", _f64), ("total", _f64)])
 
 _TASK_COLUMNS = (
@@ -212,6 +223,22 @@ EPISODES = Table(
         Column("message", _str, "One sentence on an end that is not `completed`.", True),
         Column("harness_exit", _i32, "Exit code of the harness; NULL if it was killed or never ran.", True),
         Column("verifier_output", _str, "The verifier's JSON line; NULL if it gave none.", True),
+        Column("answer", _str, "The agent's last message; NULL if it gave none.", True),
+        Column(
+            "dispatches",
+            pa.list_(DISPATCH),
+            "Calls of the task's tools in the order in which they ended (see the view dispatches): arguments and "
+            "response as JSON, the HTTP status, seconds, ISO 8601 time; NULL if the agent did not come to its end.",
+            True,
+        ),
+        Column("audit", _str, "What each of the task's services says was done to it, as JSON; NULL without.", True),
+        Column(
+            "snapshot",
+            _str,
+            "What the task had looked at in the work folder after the agent, as JSON; NULL if nothing.",
+            True,
+        ),
+        Column("user_rounds", _i32, "Messages of the simulated user after the first; 0 without one."),
         Column("turns", _i32, "Calls answered."),
         Column("prompt_tokens", _i64, "Prompt tokens over all calls; NULL where an endpoint did not tell them.", True),
         Column(
@@ -495,6 +522,8 @@ def _loses(declared: pa.DataType, given: pa.DataType) -> bool:
 def _short(t: pa.DataType) -> str:
     if t.equals(FILE):
         return "file"
+    if t.equals(DISPATCH):
+        return "dispatch"
     if pa.types.is_struct(t):
         return "struct<" + ", ".join(f"{f.name}: {_short(f.type)}" for f in t) + ">"
     if pa.types.is_list(t):

@@ -127,6 +127,7 @@ class WarmHarness:
                 job=f"{ctx.home}/{JOB}",
                 log=str(log),
                 limits=sandbox.limits.rlimits(),
+                groups=sandbox.group.processes(),
             )
             done, _ = await asyncio.wait([told], timeout=ctx.seconds)
             if not done:

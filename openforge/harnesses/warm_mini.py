@@ -5,8 +5,8 @@
 JOIN_PY is openforge/sandboxes/join.py. Standard library and minisweagent only: this package is not importable
 here.
 
-Lines of JSON on stdin: {"id", "holder", "job", "log", "limits"} starts an episode in the sandbox of holder process
-`holder`, {"id", "kill": true} ends it. Lines on stdout: {"ready", "version"} once, then {"id", "exit", "cpu"}
+Lines of JSON on stdin: {"id", "holder", "job", "log", "limits", "groups"} starts an episode in the sandbox of holder
+process `holder`, {"id", "kill": true} ends it. Lines on stdout: {"ready", "version"} once, then {"id", "exit", "cpu"}
 for each that ended, after {"id", "error"} for one that never started; exit is -n after signal n, cpu is in
 seconds. `log` is a file out here that takes its output.
 
@@ -171,7 +171,8 @@ class Warm:
         code, error = 1, "the harness process did not get as far as its command"
         try:
             run = functools.partial(episode, order["job"], self._app, self._join, log, started)
-            code = self._join.run_in(order["holder"], run, limits=order["limits"], keep=keep)
+            limits, groups = order["limits"], order["groups"]
+            code = self._join.run_in(order["holder"], run, limits=limits, keep=keep, groups=groups)
         except OSError as e:
             error = str(e)
         try:

@@ -66,6 +66,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
     seen: Counter[str] = Counter()
+    judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
     for g, task in enumerate(drawn):
         repeat = seen[task["task_id"]]
@@ -95,7 +96,7 @@ def _rows(
                     grading=config.sandbox.grading,
                     harness=harness.name,
                     harness_options=harness_options(harness, config.sandbox),
-                    judge=None,
+                    judge=judge,
                     limits={
                         "turns": _lower(own["turns"], limits.turns),
                         "tokens": _lower(own["tokens"], limits.tokens),

@@ -130,6 +130,7 @@ class Attempts:
             harness_options=json.loads(row["harness_options"]),
             limits={**row["limits"], "setup_seconds": left, "verify_seconds": verify},
             session=session.close,
+            judge=None if row["judge"] is None else json.loads(row["judge"]),
         )
         # Whatever an environment does with its own deadlines.
         most = left + row["limits"]["seconds"] + verify + EPISODE_GRACE
@@ -170,6 +171,8 @@ class Attempts:
     def _fill(self, out: dict[str, Any], result: EnvCallResult) -> None:
         out["status"], out["message"] = result.status, result.message
         out["harness_exit"], out["verifier_output"] = result.harness_exit, result.verifier_output
+        out["answer"], out["dispatches"] = result.answer, result.dispatches
+        out["audit"], out["snapshot"], out["user_rounds"] = result.audit, result.snapshot, result.user_rounds
         out["harness_version"] = result.harness_version or out["harness_version"]
         setup = out["seconds"]["setup"] + result.seconds.pop("setup", 0.0)
         out["seconds"] |= result.seconds | {"setup": setup}
@@ -190,10 +193,12 @@ def failure(e: Exception) -> tuple[str, str]:
 
 def hide(result: EnvCallResult, secret: str) -> None:
     """Take the session's key out of what is kept: it opens nothing any more, but no key stands in a table."""
-    for name in ("verifier_output", "answer"):
+    for name in ("verifier_output", "answer", "audit", "snapshot"):
         text = getattr(result, name)
         if text is not None:
             setattr(result, name, text.replace(secret, REDACTED))
+    for dispatch in result.dispatches or ():
+        dispatch |= {k: v.replace(secret, REDACTED) for k, v in dispatch.items() if isinstance(v, str)}
     result.harness_log = result.harness_log.replace(secret.encode(), REDACTED.encode())
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from openforge.sandboxes.images import Image
+from openforge.sandboxes.images import Image, loader, program
 from openforge.sandboxes.join import HOME, WORK
 from openforge.sandboxes.protocol import Bind, Limits, SandboxError, kernel
 from openforge.sandboxes.unpack import TOOLS
@@ -20,8 +21,12 @@ from openforge.sandboxes.unpack import TOOLS
 # its orphans reaped by the kernel. The empty line says that the sandbox is set up. It then waits for a line: if all
 # that started it was killed meanwhile, bwrap's death signal never reached it, and it must end by itself, for nobody
 # has noted its pid.
+#
+# It is run by a copy of the dynamic loader that may be executed but not read: of such a process the kernel lets nobody
+# inside trace or read anything. An agent that traced it could have it exit, and an episode whose sandbox is lost is
+# run once more, however badly it went.
 _SCRIPT = "echo && read -r noted && exec {} --ignore-signal=CHLD {} infinity </dev/null"
-_HOLDER = ["/bin/sh", "-c", _SCRIPT.format("env", "sleep")]
+_LOADER = "/etc/.holder"
 
 # What a process with the host's uid 0 could still read or write in /proc without any capability, when root owns the
 # sandbox. bwrap means to protect sys itself, but tests the folder, which nobody may write, and not what lies in it:
@@ -56,6 +61,9 @@ def write_etc(etc: Path, network: str) -> None:
             shutil.copyfile(f"/etc/{name}", etc / name)
     if network == "open":
         shutil.copyfile(RESOLVER, etc / "resolv.conf")
+    holder = etc / _LOADER.removeprefix("/etc/")
+    shutil.copyfile(loader(), holder)
+    holder.chmod(0o111)
 
 
 def _system() -> list[str]:
@@ -127,13 +135,14 @@ def arguments(
         args += ["--ro-bind", str(bind.host), inside]
     args += ["--remount-ro", "/dev"]
     if image is None:  # it is a tmpfs in memory, without a size: nothing may be written there
-        return [*args, "--remount-ro", "/", "--", *_HOLDER]
-    return [*args, "--", *_loaded("sh"), "-c", _SCRIPT.format(*(" ".join(_loaded(p)) for p in ("env", "sleep")))]
+        return [*args, "--remount-ro", "/", "--", *_holder([_LOADER], program)]
+    # The host's programs and libraries: the image may have none, or others.
+    return [*args, "--", *_holder([f"{TOOLS}/ld.so", "--library-path", TOOLS], lambda name: f"{TOOLS}/{name}")]
 
 
-def _loaded(program: str) -> list[str]:
-    """The command line of one of `tools`, whatever libraries the image has."""
-    return [f"{TOOLS}/ld.so", "--library-path", TOOLS, f"{TOOLS}/{program}"]
+def _holder(load: list[str], path: Callable[[str], str]) -> list[str]:
+    script = _SCRIPT.format(*(shlex.join([*load, path(name)]) for name in ("env", "sleep")))
+    return [*load, path("sh"), "-c", script]
 
 
 def _no_link(root: Path, inside: str) -> None:

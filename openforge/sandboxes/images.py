@@ -2,12 +2,17 @@
 
 An archive is verified against its own digests and unpacked once below a cache folder, by the digest of its
 configuration (the "image id", the same in both layouts). What is unpacked is never written to again.
+
+Of the configuration a sandbox takes the environment, but for HOME and the user's name. There is one user inside, whom
+all files belong to, and commands run in /workspace unless told otherwise: User, WorkingDir, Entrypoint and Cmd are for
+containers that run one service. What the image has in /workspace and /home/agent is copied to each sandbox's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -72,14 +77,14 @@ def unpacked(archive: Path, cache: Path) -> Image:
                     if not folder.is_dir():
                         _unpack(parts, config, layers, folder)
     except (tarfile.TarError, EOFError, zlib.error, pa.ArrowException) as e:
-        raise SandboxError(f"image {archive}: no archive of an image, or a damaged one ({e}); {_RIGHT}") from None
+        raise SandboxError(f"image {archive}: no archive of an image, or a damaged one ({e}); {RIGHT}") from None
     except OSError as e:
         raise SandboxError(f"image {archive}: {e.filename or 'it'}: {e.strerror or e}") from None
     how = json.loads((folder / "image.json").read_text())
     return Image(digest, folder / "root", how["env"], how["shell"])
 
 
-_RIGHT = "make one with `skopeo copy docker://NAME oci-archive:FILE.tar` or `docker save NAME -o FILE.tar`"
+RIGHT = "make one with `skopeo copy docker://NAME oci-archive:FILE.tar` or `docker save NAME -o FILE.tar`"
 
 
 class _Archive:
@@ -87,7 +92,7 @@ class _Archive:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise SandboxError(f"image {str(path)!r}: no such file; local sandboxes take an archive: {_RIGHT}")
+            raise SandboxError(f"image {str(path)!r}: no such file; local sandboxes take an archive: {RIGHT}")
         self._path = path
 
     def __enter__(self) -> _Archive:
@@ -131,7 +136,7 @@ class _Archive:
         raise self._bad("its indexes do not end")
 
     def _bad(self, why: str) -> SandboxError:
-        return SandboxError(f"image {self._path}: {why}; {_RIGHT}")
+        return SandboxError(f"image {self._path}: {why}; {RIGHT}")
 
     def _blob(self, digest: str) -> dict[str, Any]:
         data = self._read(_blob_name(digest))
@@ -254,6 +259,7 @@ def tools(cache: Path) -> Path:
         partial = Path(tempfile.mkdtemp(dir=cache, prefix="tools-", suffix=".partial"))
         for name, path in files.items():
             shutil.copy(path, partial / name)
+        (partial / "ld.so").chmod(0o111)  # see bwrap._LOADER
         try:
             partial.rename(folder)
         except OSError:  # another one was first
@@ -261,21 +267,31 @@ def tools(cache: Path) -> Path:
     return folder
 
 
+def program(name: str) -> str:
+    """The path of one of this host's own programs."""
+    path = shutil.which(name, path="/usr/bin:/bin")
+    if path is None:
+        raise SandboxError(f"{name} is not installed on this host")
+    return path
+
+
+@functools.cache
+def loader() -> Path:
+    """This host's dynamic loader."""
+    return _program_files()["ld.so"]
+
+
 def _program_files() -> dict[str, Path]:
     """sh, env and sleep of this host with all that they load, by the names that they are found under."""
     files = {}
     for name in ("sh", "env", "sleep"):
-        path = shutil.which(name, path="/usr/bin:/bin")
-        if path is None:
-            raise SandboxError(f"{name} is not installed on this host")
-        files[name] = Path(path)
-        listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+        files[name] = Path(program(name))
+        listed = subprocess.run(["ldd", str(files[name])], capture_output=True, text=True, check=False).stdout
         for line in listed.splitlines():
             soname, arrow, found = line.strip().partition(" => ")
             library = (found if arrow else soname).split(" (")[0].strip()
             if library.startswith("/"):
-                is_loader = not arrow
-                files["ld.so" if is_loader else soname] = Path(library)
+                files[soname if arrow else "ld.so"] = Path(library)
     if "ld.so" not in files:
-        raise SandboxError("images need a host whose `sh` is dynamically linked (ldd names no loader)")
+        raise SandboxError("sandboxes need a host whose `sh` is dynamically linked (ldd names no loader)")
     return files

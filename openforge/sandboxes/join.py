@@ -37,6 +37,7 @@ from typing import NoReturn
 WORK = "/workspace"  # the work folder inside every sandbox
 CONNECT_SECONDS = 10.0  # a full backlog inside keeps no one for longer
 HOME = "/home/agent"  # $HOME inside every sandbox
+AGENT_ID = 1000  # user and group inside, unless an engine's user namespace has another for us
 OOM_SCORE = 500  # of -1000 to 1000, see proc(5)
 BASE_ENV: dict[str, str] = {
     "HOME": HOME,
@@ -68,6 +69,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -146,14 +149,21 @@ def join_groups(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def drop_privileges() -> None:
-    """Drop every capability (bounding, ambient, inheritable, permitted, effective) and set no_new_privs."""
+def drop_privileges(user: int | None = None) -> None:
+    """Drop every capability (bounding, ambient, inheritable, permitted, effective) and set no_new_privs.
+
+    Args:
+        user: user and group to become on the way.
+    """
     for cap in range(64):
         if _prctl(_PR_CAPBSET_DROP, cap) != 0:
             break  # EINVAL: past the kernel's last capability
     with open("/proc/sys/kernel/cap_last_cap") as f:
         if cap != int(f.read()) + 1:
             raise JoinError(f"capability {cap} could not be dropped from the bounding set")
+    if user is not None:
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     _checked(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), "clearing ambient capabilities")
     header, data = _CapHeader(_CAPABILITY_VERSION_3, 0), (_CapData * 2)()
     _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "dropping capabilities")
@@ -202,10 +212,12 @@ def enter(holder_pid: int, cwd: str = WORK, limits: Mapping[str, int] | None = N
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
     if os.geteuid() == 0:
         os.setgroups([])  # root's supplementary groups must not count inside; an ordinary user may not drop its own
-    _setns(holder_pid, _other_namespaces(holder_pid))
+    others = _other_namespaces(holder_pid)
+    _setns(holder_pid, others)
     os.umask(0o022)
     set_limits(limits or {})
-    drop_privileges()
+    # Without a user namespace (a container that root started) root inside would be root.
+    drop_privileges(AGENT_ID if os.geteuid() == 0 and not others & _CLONE_NEWUSER else None)
     os.chdir(cwd)
 
 
@@ -223,7 +235,7 @@ def run_in(
     The process has its own session, default signal handlers, only the descriptors in `keep`, and dies with the
     calling process. TERM, INT and HUP sent to the caller are passed on to it. The environment is the caller's:
     set os.environ (see BASE_ENV) in `fn` or before. Flush sys.stdout before forking, or its buffer is written twice.
-    `groups` are the sandbox's control groups (`LocalSandbox.groups`), whose limits then hold for it.
+    `groups` are the sandbox's control groups (`LocalSandbox.group.processes()`), whose limits then hold for it.
 
     Returns:
         `fn`'s value (None is 0; an exception prints its traceback and is 1), or -n if signal n ended it.
@@ -232,6 +244,8 @@ def run_in(
     enter(holder_pid, cwd, limits)
     close_others((*keep, *joined))
     self_fd = os.pidfd_open(os.getpid())
+    # Held back until they can be passed on: the child may be up, and our caller know it, before that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if child == 0:
         die_with(self_fd)
@@ -241,8 +255,9 @@ def run_in(
         reset_signals()
         run_and_exit(fn)
     os.close(self_fd)
-    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for sig in _PASSED_ON:
         signal.signal(sig, lambda number, frame: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -293,7 +308,7 @@ def run_and_exit(fn: Callable[[], int | None]) -> NoReturn:
 def listen(holder_pid: int, port: int, channel: socket.socket) -> None:
     """Send a listener on 127.0.0.1:`port` of the sandbox's network over `channel`. Call it in a forked child."""
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
-    _setns(holder_pid, _CLONE_NEWUSER | _CLONE_NEWNET)
+    _setns(holder_pid, _other_namespaces(holder_pid) & (_CLONE_NEWUSER | _CLONE_NEWNET))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -304,7 +319,7 @@ def listen(holder_pid: int, port: int, channel: socket.socket) -> None:
 def connect(holder_pid: int, port: int, channel: socket.socket) -> None:
     """Send a connection to 127.0.0.1:`port` of the sandbox's network over `channel`. Call it in a forked child."""
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
-    _setns(holder_pid, _CLONE_NEWUSER | _CLONE_NEWNET)
+    _setns(holder_pid, _other_namespaces(holder_pid) & (_CLONE_NEWUSER | _CLONE_NEWNET))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(("127.0.0.1", port))

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, get_args
 
 from openforge.sandboxes import bwrap, cgroups
-from openforge.sandboxes.images import default_cache
+from openforge.sandboxes.images import Image, default_cache
 from openforge.sandboxes.isolation import held, isolation
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Label, Owner
@@ -81,7 +81,7 @@ class LocalBackend:
             raise SandboxError(f"network {network!r} must be one of {', '.join(get_args(Network))}")
         if not episode_id or posixpath.basename(episode_id) != episode_id or episode_id.startswith("."):
             raise SandboxError(f"episode id {episode_id!r} must be a plain name: it names a folder")
-        base = None if image is None else await self.roots.image(Path(image))
+        base = await self._root(image)
         limits = limits or Limits()
         sandbox = LocalSandbox(self, f"{episode_id}-{secrets.token_hex(3)}", episode_id, network, limits, base)
         self.sandboxes[sandbox.sandbox_id] = sandbox
@@ -123,33 +123,57 @@ class LocalBackend:
         label = self.root / f"{sandbox.sandbox_id}.json"
         group = cgroups.plan(sandbox.sandbox_id, limits, cgroups.available())
         cgroups.check(limits, group)
-        if self._version is None:
-            self._version = bwrap.version()
         self.root.mkdir(parents=True, exist_ok=True)
         _write_label(label, Label(self.run, sandbox.episode_id, self.owner, None, tuple(group.paths())))
         folder.mkdir()
         sandbox.group = group  # from here on there may be something of it to remove
         group.make(limits)
-        mounts = await self.roots.prepare(folder, limits.disk_bytes, sandbox.image)
-        if sandbox.image is None:
-            bwrap.write_etc(folder / "etc", sandbox.network)
-        argv = bwrap.arguments(folder, binds, limits, 3, sandbox.network, sandbox.image, self.roots.tools)
         noted_r, noted_w = os.pipe()
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, noted_w)
             try:
                 async with asyncio.timeout(START_SECONDS):
-                    pid = await self._run({"argv": argv, "mounts": mounts, "groups": group.processes()}, noted_r)
+                    pid, parts = await self._launch(sandbox, binds, noted_r)
             except TimeoutError:
                 raise SandboxError(f"sandbox {sandbox.sandbox_id} did not start within {START_SECONDS:.0f} s") from None
             sandbox._holder = Owner.of(pid)
             _write_label(label, Label(self.run, sandbox.episode_id, self.owner, sandbox._holder, tuple(group.paths())))
             # From here on the reaper knows it; until here it ends by itself when this pipe does.
-            os.write(noted_w, b"\n")
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it, or it died just now
+                os.write(noted_w, b"\n")
         sandbox._pidfd = os.pidfd_open(pid)
         sandbox.holder_pid = pid
-        parts = [isolation(pid, f"bubblewrap {self._version}"), *self.roots.named(sandbox.image), held(limits, group)]
-        sandbox.isolation = "; ".join(parts)
+        sandbox.isolation = "; ".join([isolation(pid, parts[0]), *parts[1:], held(limits, group)])
+
+    async def _root(self, image: str | None) -> Image | None:
+        """The root file system that was asked for."""
+        return None if image is None else await self.roots.image(Path(image))
+
+    async def _launch(self, sandbox: LocalSandbox, binds: Sequence[Bind], noted: int) -> tuple[int, list[str]]:
+        """Start the first process of a sandbox whose folder and groups are made.
+
+        Args:
+            noted: pipe that it waits on for a line and ends with, closed here.
+
+        Returns:
+            Its pid, and what made it and its root file system, for `Sandbox.isolation`.
+        """
+        folder, limits, network, image = self.root / sandbox.sandbox_id, sandbox.limits, sandbox.network, sandbox.image
+        try:
+            if self._version is None:
+                self._version = bwrap.version()
+            mounts = await self.roots.prepare(folder, limits.disk_bytes, image)
+            if image is None:
+                bwrap.write_etc(folder / "etc", network)
+            argv = bwrap.arguments(folder, binds, limits, 3, network, image, self.roots.tools)
+        except BaseException:
+            os.close(noted)
+            raise
+        request = {"argv": argv, "mounts": mounts, "groups": sandbox.group.processes()}
+        return await self._run(request, noted), [f"bubblewrap {self._version}", *self.roots.named(image)]
+
+    async def _forget(self, sandbox: LocalSandbox) -> None:
+        """Tell who else knows of a sandbox that it is gone; its processes are dead."""
 
     async def _run(self, request: dict[str, Any], stdin: int) -> int:
         """Start bwrap on `stdin`, which is closed here; the pid of the first process once the sandbox is set up.

@@ -316,6 +316,7 @@ class LocalSandbox:
             # Renamed and not copied: what an agent has planted there is not followed.
             keep.parent.mkdir(parents=True, exist_ok=True)
             os.rename(folder / "disk/work", keep)
+        await self._backend._forget(self)
         await asyncio.to_thread(cgroups.remove, self.group.paths())
         await asyncio.to_thread(remove, folder)
         (self._backend.root / f"{self.sandbox_id}.json").unlink(missing_ok=True)

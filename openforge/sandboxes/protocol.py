@@ -14,7 +14,13 @@ PORT = 8080  # of the proxy, on the sandbox's own loopback
 
 
 class SandboxError(RuntimeError):
-    """A sandbox could not be set up, or refused an operation; the message says what would be right."""
+    """A sandbox could not be set up, or refused an operation; the message says what would be right.
+
+    What does not print stands escaped in it: names and outputs from inside could move a terminal's cursor.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message))
 
 
 class SandboxLost(SandboxError):

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import mock_orchard
 import pytest
-from mock_orchard import MockOrchard
+from mock_orchard import OPTIONS, MockOrchard
 
 from openforge.sandboxes import LocalBackend, Owner
-from openforge.sandboxes.orchard import Options, OrchardBackend, OrchardSandbox
-
-OPTIONS = Options(image="debian:12", patience=3, create_seconds=20, full_seconds=3)
+from openforge.sandboxes.orchard import OrchardBackend, OrchardSandbox
 
 
 @pytest.fixture

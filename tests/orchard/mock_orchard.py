@@ -25,8 +25,10 @@ from typing import Any
 from aiohttp import web
 
 from openforge.sandboxes import LocalBackend, LocalSandbox, SandboxError, SandboxFileError
+from openforge.sandboxes.orchard import Options
 
 KEY = "test-key"
+OPTIONS = Options(image="debian:12", patience=3, create_seconds=20, full_seconds=3)  # of a backend in these tests
 AGENT = "sleep 31536000"  # stands for the in-pod agent: whoever kills it has killed the pod
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import mock_orchard
 import pytest
-from conftest import OPTIONS
-from mock_orchard import MockOrchard
+from mock_orchard import OPTIONS, MockOrchard
 
 from openforge.sandboxes import (
     Bind,

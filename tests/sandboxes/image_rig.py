@@ -17,6 +17,7 @@ from typing import Any
 PROGRAMS = ("bash", "cat", "ls", "stat", "touch", "rm", "mkdir", "id", "head", "sleep", "wc", "readlink", "dd")
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
+OCI = "application/vnd.oci.image"
 Entry = tuple[tarfile.TarInfo, bytes]
 
 
@@ -77,6 +78,10 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+def _descriptor(data: bytes, kind: str) -> dict[str, Any]:
+    return {"mediaType": f"{OCI}.{kind}", "digest": _digest(data), "size": len(data)}
+
+
 def _config(layers: Sequence[bytes], config: dict[str, Any], architecture: str) -> bytes:
     diffs = [_digest(data) for data in layers]
     rootfs = {"type": "layers", "diff_ids": diffs}
@@ -89,14 +94,16 @@ def oci(
     """What `skopeo copy X oci-archive:FILE` writes; its path and the digest of its configuration."""
     data = _config(layers, config, architecture)
     packed = [gzip.compress(blob, 1) if compress else blob for blob in layers]
+    kind = "tar+gzip" if compress else "tar"
     manifest = json.dumps(
         {
             "schemaVersion": 2,
-            "config": {"digest": _digest(data), "size": len(data)},
-            "layers": [{"digest": _digest(blob), "size": len(blob)} for blob in packed],
+            "mediaType": f"{OCI}.manifest.v1+json",
+            "config": _descriptor(data, "config.v1+json"),
+            "layers": [_descriptor(blob, f"layer.v1.{kind}") for blob in packed],
         }
     ).encode()
-    index = {"schemaVersion": 2, "manifests": [{"digest": _digest(manifest), "size": len(manifest)}]}
+    index = {"schemaVersion": 2, "manifests": [_descriptor(manifest, "manifest.v1+json")]}
     blobs = {f"blobs/sha256/{_digest(b)[7:]}": b for b in (data, manifest, *packed)}
     members = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": json.dumps(index).encode(), **blobs}
     path.write_bytes(layer(*(file(name, blob) for name, blob in members.items())))

@@ -163,6 +163,7 @@ async def test_two_sandboxes_look_the_same_inside(backend: LocalBackend) -> None
     assert "böxes" not in looks[0] and "episode" not in looks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="these tests run as an ordinary user already")
 def test_all_of_this_as_an_ordinary_user(tmp_path: Path) -> None:
     """In a user namespace as uid 4242, without a capability: what an ordinary user is to the kernel."""
