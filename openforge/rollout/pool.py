@@ -100,7 +100,11 @@ class Pool:
             self._release()
             raise
         self._alive[id(sandbox)] = sandbox
-        await sandbox.start_heartbeat(HEARTBEAT_SECONDS)
+        try:
+            await sandbox.start_heartbeat(HEARTBEAT_SECONDS)
+        except BaseException:
+            await self.end(sandbox)
+            raise
         return Taken(sandbox, queued + waited)
 
     async def _when_free(self, row: Mapping[str, Any], episode_id: str) -> tuple[Sandbox, float]:

@@ -72,7 +72,7 @@ def rewritten(data: bytes, edit: Edit | None = None) -> bytes:
     """The tar with nothing in it but what stays inside: links last, so that no file is written through one.
 
     Raises:
-        tarfile.TarError: it is no tar.
+        tarfile.TarError: it is no tar, or a damaged one.
         ValueError: its files are too large together.
     """
     out, links, left = io.BytesIO(), [], COPY_BYTES
@@ -97,6 +97,9 @@ def rewritten(data: bytes, edit: Edit | None = None) -> bytes:
                     content = content if edit is None else edit(content)
                     clean.size = len(content)
                     target.addfile(clean, io.BytesIO(content))
+        # tarfile takes a header that it cannot read for the end.
+        if data[source.offset : source.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"the tar is damaged at byte {source.offset}")
         for link in links:
             target.addfile(link)
     return out.getvalue()

@@ -23,7 +23,7 @@ from proxy_stub import Json, completion
 from stub_harness import StubHarness
 
 from openforge import cli, harnesses, plan, tables
-from openforge.config import Cell, EvalConfig, Server, Tasks
+from openforge.config import Cell, EvalConfig, Sandbox, Server, Tasks
 from openforge.environments.claw_eval.folder import make_verifier
 from openforge.harnesses import Context
 from openforge.proxy import lineage
@@ -380,7 +380,7 @@ def test_what_a_killed_one_left_is_swept_and_a_living_ones_is_not(root: Path) ->
     dead, alive = episodes / ".scratch-4194304:1", episodes / f".scratch-{by_hand.process.identity(os.getppid())}"
     for folder in (dead, alive):
         (folder / "partial").mkdir(parents=True)
-    by_hand._sweep(episodes)
+    by_hand._sweep(episodes, Sandbox())
     assert list(episodes.iterdir()) == [alive]
 
 

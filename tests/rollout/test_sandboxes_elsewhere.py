@@ -28,9 +28,9 @@ from openforge.config import Cell, EvalConfig, Server, Tasks
 from openforge.config_sandbox import Artifacts, Sandbox
 from openforge.proxy import public
 from openforge.proxy.client import KeptProxy, ProxyError, start_proxy
-from openforge.rollout import by_hand, engine, reach
+from openforge.rollout import backends, by_hand, engine, reach
 from openforge.rollout.backends import check, make
-from openforge.sandboxes import LocalBackend, LocalSandbox, Owner, SandboxError
+from openforge.sandboxes import Bind, LocalBackend, LocalSandbox, Owner, SandboxError
 
 ELSEWHERE = {"orchestrator": "orchard"}
 TERMS = Sandbox(backend="orchard", artifacts=Artifacts(keep="none"))
@@ -106,6 +106,7 @@ async def test_episodes_run_through_our_server(
     assert {c["delivery"] for c in calls} == {"confirmed"}
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_waited_for_and_a_deleted_sandbox_is_run_again(
     served: Callable[..., Served], tmp_path: Path, upstream: StubUpstream
 ) -> None:
@@ -128,6 +129,7 @@ async def test_a_full_server_is_waited_for_and_a_deleted_sandbox_is_run_again(
     )
 
 
+@pytest.mark.slow
 def test_one_line_of_the_configuration_makes_an_episode_elsewhere(
     served: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,12 +165,19 @@ async def test_a_server_that_is_not_there_stops_the_shard_before_anything_starts
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setattr("openforge.sandboxes.orchard.starting.PATIENCE", 0.1)
+    monkeypatch.setattr(backends, "CHECK_PATIENCE", 0.2)
     with pytest.raises(SandboxError, match=url):
         await asyncio.wait_for(check("orchard", Sandbox(backend="orchard", url=url), "r", 60.0), 60)
 
 
 # ---- Orchard's own, as a mock --------------------------------------------------------------------------------------
+class Bare(Agent):
+    """What it needs is in the image."""
+
+    def binds(self, root: Path | None = None) -> list[Bind]:
+        return []
+
+
 class Pods:
     """Sandboxes of this machine with another network than the mock asks for."""
 
@@ -187,6 +196,7 @@ async def orchard(tmp_path: Path, network: str) -> AsyncIterator[mock_orchard.Mo
             yield mock
 
 
+@pytest.mark.slow
 async def test_episodes_run_through_the_mock_of_orchard(
     tmp_path: Path, upstream: StubUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +207,7 @@ async def test_episodes_run_through_the_mock_of_orchard(
             backend="orchard", url=mock.url, api_key_env="MY_KEY", network_policy=True, artifacts=TERMS.artifacts
         )
         rows = [row(n, image="debian:12", **ELSEWHERE) for n in "ab"]
-        async with shard_at(mock.url, tmp_path, upstream, *rows, sandbox=terms) as shard:
+        async with shard_at(mock.url, tmp_path, upstream, *rows, sandbox=terms, harness=Bare()) as shard:
             await reach.check(shard.backend, await shard.proxy.get(), rows[0], tmp_path)
             episodes, calls = await rows_of(shard)
     assert ends(episodes) == [("a", 0, "completed"), ("b", 0, "completed")] and len(calls) == 2
