@@ -111,9 +111,15 @@ def tasks(tasks: Tasks, label: str) -> None:
 
 
 def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
-    """Refuse a harness without what only its user can bring."""
-    uses = [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
-    for key, harness in uses:
+    """Refuse a harness without what only its user can bring, and what cannot be trained."""
+    mix = getattr(config, "harness_mix", ())
+    if mix and "harness" in config.model_fields_set:
+        raise ConfigError(f"{label}: key 'harness' has no effect beside harness_mix; remove one of them")
+    trained = [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
+    for key, harness in trained:
+        if harness.name == "scripted":
+            raise ConfigError(f"{label}: {key}.name is scripted, which calls no model; only a cell can have it")
+    for key, harness in [*trained, *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]:
         if harness is not None and harness.name == "zeroclaw" and harness.binary is None:
             raise ConfigError(
                 f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "

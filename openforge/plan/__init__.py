@@ -14,6 +14,7 @@ from typing import Any
 
 from openforge import tables
 from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling
+from openforge.environments.claw_eval.agents import AgentError, script
 
 # numpy and torch take 32-bit seeds; staying below 2**31 fits every consumer.
 SEED_BITS = 31
@@ -58,12 +59,13 @@ def _rows(
     planned: int,
     config: RunConfig | EvalConfig,
     n: int,
-    harness: Harness,
+    harnesses: Sequence[Harness],
     sampling: Sampling,
     limits: Limits,
     policy: str,
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
+    options = [json.dumps(h.model_dump(exclude={"name", "weight"}), sort_keys=True) for h in harnesses]
     seen: Counter[str] = Counter()
     judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
@@ -74,6 +76,8 @@ def _rows(
         own = task["task_limits"]
         # Contiguous blocks of groups, the reserve's cut up by themselves: a group never spans shards.
         place, among = (g, planned) if g < planned else (g - planned, len(drawn) - planned)
+        shard = place * shards // among
+        harness = harnesses[shard % len(harnesses)]
         for sample in range(n):
             rollout = tables.rollout_id(group, sample)
             rows.append(
@@ -87,13 +91,13 @@ def _rows(
                     iteration=iteration,
                     benchmark=task["source"],
                     draw=repeat,
-                    shard=place * shards // among + 1,
+                    shard=shard + 1,
                     reserve=g >= planned,
                     orchestrator=config.rollout.sandbox,
                     image="host",
                     network=config.rollout.network,
                     harness=harness.name,
-                    harness_options=json.dumps(harness.model_dump(exclude={"name"}), sort_keys=True),
+                    harness_options=_scripted(task, harness, options[shard % len(harnesses)]),
                     judge=judge,
                     limits={
                         "turns": _lower(own["turns"], limits.turns),
@@ -106,6 +110,39 @@ def _rows(
                 )
             )
     return rows
+
+
+def _scripted(task: Mapping[str, Any], harness: Harness, options: str) -> str:
+    """A harness's options, with the task's own script where that is the agent.
+
+    Raises:
+        PlanError: the task has no such script.
+    """
+    if harness.name != "scripted":
+        return options
+    try:
+        return json.dumps(json.loads(options) | {"script": script(task, harness.agent)}, sort_keys=True)
+    except AgentError as e:
+        raise PlanError(str(e)) from None
+
+
+def harness_of(config: RunConfig, iteration: int, shard: int) -> Harness:
+    """The harness of a training shard (from 1): `harness`, or one of `harness_mix`.
+
+    A shard has one harness, which is started once, and a group never spans shards. The shards of all iterations, in
+    their order, are dealt by smooth weighted round robin: of any n in a row each harness has its share to less than the
+    number of harnesses. The state is the position, as in `draw`.
+    """
+    mix = config.harness_mix
+    if not mix:
+        return config.harness
+    total, credit, chosen = sum(h.weight for h in mix), [0.0] * len(mix), 0
+    for _ in range((iteration - 1) * shards(config, None) + shard):
+        credit = [c + h.weight for c, h in zip(credit, mix, strict=True)]
+        # The first of equals, whatever rounding makes of them.
+        chosen = max(range(len(mix)), key=lambda i: (round(credit[i], 9), -i))
+        credit[chosen] -= total
+    return mix[chosen]
 
 
 def shards(config: RunConfig | EvalConfig, cell: Cell | None) -> int:
@@ -136,7 +173,7 @@ def train_table(
         planned=batch,
         config=config,
         n=config.rollout.n,
-        harness=config.harness,
+        harnesses=[harness_of(config, iteration, s) for s in range(1, shards(config, None) + 1)],
         sampling=config.sampling,
         limits=config.limits,
         policy=f"{run}@{config.sampled(iteration)}",
@@ -168,7 +205,7 @@ def eval_table(
         planned=count,
         config=one_shard,
         n=cell.n,
-        harness=cell.harness,
+        harnesses=[cell.harness],
         sampling=cell.sampling,
         limits=cell.limits or config.limits,
         policy=policy,
