@@ -85,7 +85,8 @@ class Tasks(Section):
 
     source: str = Field(
         description="`demo` (the generated demo tasks), `tiny` (the tests' kind), a folder of task folders in "
-        "ClawEval's format, a .parquet file, or a folder of them as the Hugging Face hub lays them out."
+        "ClawEval's format, a checkout of ClawEval or QwenClawBench (its tasks are of split `test`), a .parquet file, "
+        "or a folder of them as the Hugging Face hub lays them out."
     )
     columns: Columns = Field(default_factory=Columns, description="Columns of a table of one's own.")
     verifier: str | None = Field(

@@ -21,6 +21,7 @@ from openforge.environments.claw_eval import checkout, grading, qwenclaw
 from openforge.environments.claw_eval.evidence import Evidence, messages_of
 from openforge.environments.claw_eval.graders import judge as judge_program
 from openforge.environments.claw_eval.grading import Endpoint, Graded
+from openforge.environments.verdict import parse
 
 SAMPLES = Path(__file__).parent / "samples"
 PYTHON = Path(sys.executable)  # the core environment has pydantic and PyYAML, which is all that the stand-in imports
@@ -211,6 +212,8 @@ def test_an_outage_of_the_judge_is_judge_failed_though_the_grader_falls_back(bas
 def test_a_task_that_asks_a_judge_is_left_to_the_stage_that_has_one(base: Path) -> None:
     told = scored(grade(base, "T050_report", evidence()))
     assert told == {"score": 0.0, "passed": False, "judge": {"grader": True}}
+    found = parse(json.dumps(told))
+    assert found.judge is not None and found.judge.grader
 
 
 @pytest.mark.parametrize(
