@@ -85,7 +85,8 @@ class Tasks(Section):
 
     source: str = Field(
         description="`demo` (the generated demo tasks), `tiny` (the tests' kind), a folder of task folders in "
-        "ClawEval's format, a .parquet file, or a folder of them as the Hugging Face hub lays them out."
+        "ClawEval's format, a checkout of ClawEval or QwenClawBench (its tasks are of split `test`), a .parquet file, "
+        "or a folder of them as the Hugging Face hub lays them out."
     )
     columns: Columns = Field(default_factory=Columns, description="Columns of a table of one's own.")
     verifier: str | None = Field(
@@ -152,9 +153,9 @@ class Limits(Section):
 class Harness(Section):
     """Which harness drives an episode and how."""
 
-    name: Literal["mini_swe_agent", "pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code", "zeroclaw"] = (
-        Field(default="mini_swe_agent", description="Module below openforge/harnesses (docs/harnesses.md).")
-    )
+    name: Literal[
+        "mini_swe_agent", "pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code", "zeroclaw", "scripted"
+    ] = Field(default="mini_swe_agent", description="Module below openforge/harnesses (docs/harnesses.md).")
     config: str | None = Field(
         default=None,
         description="mini_swe_agent's YAML, a path from the project's root; the harness's own default without one.",
@@ -190,6 +191,19 @@ class Harness(Section):
         default="chat_completions",
         description="Dialect that zeroclaw speaks.",
         json_schema_extra=only_if(name="zeroclaw"),
+    )
+    agent: Literal["reference", "nothing", "cheat"] = Field(
+        default="reference",
+        description="Script of the task folder's agents/ that runs in the agent's place; no model is asked.",
+        json_schema_extra=only_if(name="scripted"),
+    )
+
+
+class MixedHarness(Harness):
+    """One harness of a mix."""
+
+    weight: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Its share of the shards beside the others'."
     )
 
 
@@ -318,6 +332,12 @@ class RunConfig(_Common):
         "beside the training of k. 2: they need not wait for it either.",
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
+    harness_mix: tuple[MixedHarness, ...] = Field(
+        default=(),
+        description="Harnesses of training episodes, in place of `harness`: each shard, and so each group, has one; "
+        "over the iterations each has its weight's share of the shards.",
+        strict=False,
+    )
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
     reward: Reward = Field(default_factory=Reward, description="Rewards and their shaping.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")

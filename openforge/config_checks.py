@@ -123,12 +123,20 @@ def tasks(tasks: Tasks, label: str) -> None:
 
 
 def _harnesses(config: RunConfig | EvalConfig) -> list[tuple[str, Harness]]:
-    return [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
+    mix = getattr(config, "harness_mix", ())
+    trained = [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
+    cells = [(f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells) if c.harness is not None]
+    return [*trained, *cells]
 
 
 def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
-    """Refuse a harness without what only its user can bring."""
+    """Refuse a harness without what only its user can bring, and what cannot be trained."""
+    mix = getattr(config, "harness_mix", ())
+    if mix and "harness" in config.model_fields_set:
+        raise ConfigError(f"{label}: key 'harness' has no effect beside harness_mix; remove one of them")
     for key, harness in _harnesses(config):
+        if harness.name == "scripted" and not key.startswith("cells"):
+            raise ConfigError(f"{label}: {key}.name is scripted, which calls no model; only a cell can have it")
         if harness.name == "zeroclaw" and harness.binary is None:
             raise ConfigError(
                 f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "

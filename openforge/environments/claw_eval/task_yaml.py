@@ -15,8 +15,8 @@ from openforge.environments.claw_eval.setup import Service, Snapshot, Tool, Tree
 
 # Limits that the format sets where task.yaml is silent; an explicit null sets none.
 DEFAULT_TURNS, DEFAULT_SECONDS, DEFAULT_SNAPSHOT_SECONDS, DEFAULT_ROUNDS = 20, 300.0, 10.0, 3
-# The format's 10 s are for an idle machine, on which a service takes up to 3; one that is busy with other episodes
-# takes longer, and a service that fails ends at once and is not waited for.
+# The published tasks' 10 s are for an idle machine, on which a service takes up to 3; one that is busy with other
+# episodes takes longer, and a service that fails ends at once and is not waited for.
 READY_SECONDS = 60.0
 _SERVICE = (
     *("name", "command", "port", "health_check", "health_check_method", "ready_timeout", "reset_endpoint"),
@@ -63,7 +63,7 @@ def services(keys: Keys, strict: bool) -> tuple[Service, ...]:
             port=port,
             health_check=_url(given, "health_check", {port}),
             health_check_method=method,
-            ready_timeout=max(given.seconds("ready_timeout", None) or 0.0, READY_SECONDS),
+            ready_timeout=_ready(given, strict),
             reset_endpoint=None if reset is None else _url(given, "reset_endpoint", {port}),
             env=_env(given, port),
         )
@@ -230,6 +230,11 @@ def _env(given: Keys, port: int) -> dict[str, str]:
         key, other = f"{given.prefix}env.PORT", f"{given.prefix}port"
         raise FolderError(f"{given.file}: key {key!r} is {env['PORT']!r}, but {other!r} is {port}")
     return env
+
+
+def _ready(given: Keys, strict: bool) -> float:
+    seconds = given.seconds("ready_timeout", None) or READY_SECONDS
+    return seconds if strict else max(seconds, READY_SECONDS)
 
 
 def _words(service: Service, given: Keys) -> None:
