@@ -22,6 +22,7 @@ MEETING_PLACES = (
     "store",
     "config",
     "config_reading",
+    "config_sandbox",
     "config_training",
     "config_docs",
     "config_checks",

@@ -121,8 +121,7 @@ def _service_tree(task_id: str, root: Path, services: Sequence[Service], keys: K
             if not place.exists():
                 raise Unsupported(task_id, f"files that are not in the checkout ({place.relative_to(root)})")
             if where.endswith(".command"):
-                inside = place.resolve().relative_to(root)
-                shown.append(root / inside.parts[0] if len(inside.parts) > 1 else place)
+                shown.append(task_yaml.program_folder(place, root))
             else:
                 shown.append(place)
                 data.append(place)

@@ -63,10 +63,12 @@ class Evidence:
 
     def files(self) -> dict[str, bytes]:
         """Content by file name."""
+        # An agent that asks no policy leaves no conversation, but it may have an answer.
+        said = [] if self.answer is None else messages_of([{"role": "assistant", "content": self.answer}])
         about = {k: getattr(self, k) for k in ("episode_id", "task_id", "model", "answer", "user_rounds")}
         return {
             "episode.json": _json(about),
-            "messages.json": _json(list(self.messages)),
+            "messages.json": _json(list(self.messages) or said),
             "dispatches.jsonl": b"".join(_json(dict(d)) + b"\n" for d in self.dispatches),
             "audit.json": _json(dict(self.audit)),
             "snapshot.json": _json(self.snapshot if self.snapshot is None else dict(self.snapshot)),

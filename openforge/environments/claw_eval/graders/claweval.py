@@ -36,6 +36,7 @@ class GraderError(Exception):
 
 
 def main(argv: list[str]) -> int:
+    sys.dont_write_bytecode = True  # a checkout is read in place
     evidence, tree, task = Path(argv[0]), Path(argv[1]), argv[2]
     judge = judges.of_environment()
     if judge is None and "--judged" in argv[3:]:

@@ -34,6 +34,7 @@ class GraderError(Exception):
 
 
 def main(argv: list[str]) -> int:
+    sys.dont_write_bytecode = True  # a checkout is read in place
     evidence, workspace, kind = Path(argv[0]), argv[1], argv[2]
     weights = {"automated": float(argv[3]), "llm_judge": float(argv[4])}
     judge = judges.of_environment()
