@@ -15,7 +15,10 @@ DOC = (Path(__file__).resolve().parents[2] / "docs" / "write-a-task.md").read_te
 def test_the_example_is_a_right_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "receipts-01"
     written = []
-    for line, block in re.findall(r"^(`[\w./-]+`.*)\n(?:[^`\n].*\n)*\n```\w+\n(.*?)^```", DOC, re.M | re.S):
+    # The first line of the paragraph before a code block names the files that the block is.
+    pieces = re.split(r"^```\w*\n", DOC, flags=re.M)
+    for before, block in zip(pieces[0::2], pieces[1::2], strict=False):
+        line = before.strip().split("\n\n")[-1].partition("\n")[0]
         for name in re.findall(r"`([\w/-]+\.\w+)`", line):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(block)
