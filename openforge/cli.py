@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import yaml
 
 from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
 from openforge.eval import policies
 from openforge.proxy import trained
 from openforge.rollout import status
-from openforge.verbs import VerbError, clean, doctor, export, plan, proxy, recorded, tasks_check, watch
+from openforge.verbs import VerbError, clean, doctor, export, plan, proxy, recorded, score, tasks_check, watch
 
 USAGE = 2
 
@@ -83,6 +84,28 @@ def run_watch(args: argparse.Namespace) -> int:
 def run_clean(args: argparse.Namespace) -> int:
     asked = [name for name in clean.FLAGS if getattr(args, name)]
     return clean.run(args.run, project_root(), asked, args.everything, args.yes)
+
+
+def run_score(args: argparse.Namespace) -> int:
+    root = project_root()
+    _known(args.run, config.runs(root), "config/")
+    loaded = config.load(args.run, root, _overrides(args.config)).config
+    config_paths.check_variables(args.run, loaded)
+    return score.run(args.run, loaded, root, args.purpose, args.cell, args.iteration)
+
+
+def _overrides(given: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as `snakemake --config` reads them: the value is YAML."""
+    found: dict[str, Any] = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise CliError(f"--config {text!r} must be KEY=VALUE, e.g. 'judge={{url: ..., model: ...}}'")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise CliError(f"--config {key}={value!r} is not readable YAML") from None
+    return found
 
 
 def run_sql(args: argparse.Namespace) -> int:
@@ -202,6 +225,14 @@ def parser() -> argparse.ArgumentParser:
         "--everything", nargs="?", const="", metavar="RUN", help="remove results/RUN whole; the run's name is repeated"
     )
     verb.set_defaults(call=run_clean)
+
+    verb = verbs.add_parser("score", help="score finished episodes once more, by the judge of now (docs/judge.md)")
+    verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
+    verb.add_argument("--purpose", choices=("train", "eval"), help="only training, or only evaluations")
+    verb.add_argument("--cell", metavar="CELL", help="only this cell, as its path has it")
+    verb.add_argument("--iteration", metavar="K", help="only this iteration or checkpoint; none for a foreign policy")
+    verb.add_argument("--config", metavar="KEY=VALUE", nargs="+", default=[], help="values over the file's, as YAML")
+    verb.set_defaults(call=run_score)
 
     verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
     verb.add_argument("run", metavar="RUN", nargs="?", help="name of results/RUN")

@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
+from openforge.config_judge import Judge
 from openforge.config_reading import (
     ConfigError,
     Name,
@@ -151,9 +152,9 @@ class Limits(Section):
 class Harness(Section):
     """Which harness drives an episode and how."""
 
-    name: Literal["mini_swe_agent", "pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code", "zeroclaw"] = (
-        Field(default="mini_swe_agent", description="Module below openforge/harnesses (docs/harnesses.md).")
-    )
+    name: Literal[
+        "mini_swe_agent", "pi", "codex", "claude_code", "openclaw", "opencode", "qwen_code", "zeroclaw", "scripted"
+    ] = Field(default="mini_swe_agent", description="Module below openforge/harnesses (docs/harnesses.md).")
     config: str | None = Field(
         default=None,
         description="mini_swe_agent's YAML, a path from the project's root; the harness's own default without one.",
@@ -189,6 +190,19 @@ class Harness(Section):
         default="chat_completions",
         description="Dialect that zeroclaw speaks.",
         json_schema_extra=only_if(name="zeroclaw"),
+    )
+    agent: Literal["reference", "nothing", "cheat"] = Field(
+        default="reference",
+        description="Script of the task folder's agents/ that runs in the agent's place; no model is asked.",
+        json_schema_extra=only_if(name="scripted"),
+    )
+
+
+class MixedHarness(Harness):
+    """One harness of a mix."""
+
+    weight: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Its share of the shards beside the others'."
     )
 
 
@@ -303,6 +317,7 @@ class _Common(Section):
     harness: Harness = Field(default_factory=Harness, description="Harness of training episodes and default of cells.")
     limits: Limits = Field(default_factory=Limits, description="Limits of an episode.")
     server: Server = Field(default_factory=Server, description="Policy server.")
+    judge: Judge | None = Field(default=None, description="The model that scores by rubric; none without it.")
     cells: tuple[Cell, ...] = Field(default=(), description="Evaluation cells.", strict=False)
 
 
@@ -316,8 +331,14 @@ class RunConfig(_Common):
         "beside the training of k. 2: they need not wait for it either.",
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
+    harness_mix: tuple[MixedHarness, ...] = Field(
+        default=(),
+        description="Harnesses of training episodes, in place of `harness`: each shard, and so each group, has one; "
+        "over the iterations each has its weight's share of the shards.",
+        strict=False,
+    )
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
-    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
+    reward: Reward = Field(default_factory=Reward, description="Rewards and their shaping.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     critic: Critic = Field(default_factory=Critic, description="PPO's critic, with adv_estimator: gae.")
@@ -409,6 +430,8 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
     checks.harnesses(config, label)
     checks.sandbox(config, label)
     checks.cells(config.cells, label)
+    if config.judge is not None:
+        checks.judge(config.judge, label)
     checks.windows(config, config.sampling if isinstance(config, RunConfig) else None, label)
     if isinstance(config, RunConfig):
         checks.training(config, label)

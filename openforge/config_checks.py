@@ -15,6 +15,7 @@ from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
     from openforge.config import Cell, EvalConfig, Harness, RunConfig, Sampling, Server, Tasks
+    from openforge.config_judge import Judge
     from openforge.config_training import FSDP, Actor, Megatron, Optim, RewardKwargs, Trainer
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
@@ -72,13 +73,18 @@ def policy(config: EvalConfig, label: str) -> None:
         return
     for address in (url, *config.server.replicas):
         endpoint(address, label)
-    if config.server.api_key_env is not None:
-        variable(config.server.api_key_env, "server.api_key_env", label)
+    variable(config.server.api_key_env, "server.api_key_env", label)
 
 
-def variable(name: str, key: str, label: str) -> None:
-    """Refuse a key in place of the name of the variable that holds it."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+def judge(judge: Judge, label: str) -> None:
+    """Refuse a judge's URL or key that would show a secret."""
+    endpoint(judge.url, label)
+    variable(judge.api_key_env, "judge.api_key_env", label)
+
+
+def variable(name: str | None, key: str, label: str) -> None:
+    """Refuse what is no variable's name: it may be the key itself."""
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ConfigError(f"{label}: {key} must be the NAME of an environment variable (letters, digits, _), not a key")
 
 
@@ -117,12 +123,20 @@ def tasks(tasks: Tasks, label: str) -> None:
 
 
 def _harnesses(config: RunConfig | EvalConfig) -> list[tuple[str, Harness]]:
-    return [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
+    mix = getattr(config, "harness_mix", ())
+    trained = [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
+    cells = [(f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells) if c.harness is not None]
+    return [*trained, *cells]
 
 
 def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
-    """Refuse a harness without what only its user can bring."""
+    """Refuse a harness without what only its user can bring, and what cannot be trained."""
+    mix = getattr(config, "harness_mix", ())
+    if mix and "harness" in config.model_fields_set:
+        raise ConfigError(f"{label}: key 'harness' has no effect beside harness_mix; remove one of them")
     for key, harness in _harnesses(config):
+        if harness.name == "scripted" and not key.startswith("cells"):
+            raise ConfigError(f"{label}: {key}.name is scripted, which calls no model; only a cell can have it")
         if harness.name == "zeroclaw" and harness.binary is None:
             raise ConfigError(
                 f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "

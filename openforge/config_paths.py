@@ -66,9 +66,16 @@ def unfit(harness: Harness, server: Server) -> str | None:
 
 def _harnesses(config: RunConfig | EvalConfig) -> Iterator[tuple[str, Harness, Server]]:
     if isinstance(config, RunConfig) and config.iterations:
-        yield "harness", config.harness, config.server
+        for key, harness in mixed(config):
+            yield key, harness, config.server
     for i, cell in enumerate(config.cells):
         yield f"cells[{i}].harness", cell.harness, cell.server or config.server
+
+
+def mixed(config: RunConfig | EvalConfig) -> list[tuple[str, Harness]]:
+    """The harnesses of training episodes by their keys."""
+    mix = config.harness_mix if isinstance(config, RunConfig) else ()
+    return [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
 
 
 def needs_template(config: RunConfig | EvalConfig) -> bool:
@@ -101,11 +108,13 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
     Raises:
         ConfigError: names the key and the variable; nothing of a value.
     """
-    name = config.server.api_key_env
-    if name is not None and not os.environ.get(name, "").strip():
-        raise ConfigError(
-            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
-        )
+    names = {"server": config.server.api_key_env, "judge": config.judge.api_key_env if config.judge else None}
+    for section, name in names.items():
+        if name is not None and not os.environ.get(name, "").strip():
+            raise ConfigError(
+                f"config/{run}.yaml: {section}.api_key_env names the environment variable {name}, which is not set: "
+                "export it"
+            )
     sandbox, key = config.sandbox, config.sandbox.api_key_env
     if "api_key_env" in sandbox.model_fields_set and not os.environ.get(key, "").strip():
         raise ConfigError(
@@ -119,7 +128,8 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
-    yield from _harness_files("harness", config.harness)
+    for key, harness in mixed(config):
+        yield from _harness_files(key, harness)
     yield "server.chat_template", config.server.chat_template
     if config.sandbox.backend == "local":
         yield "sandbox.image", config.sandbox.image

@@ -145,7 +145,9 @@ def _settings(run: str | None, cell: str | None, root: Path) -> Settings:
         own = found.server or config.server
         return Settings(config, found.harness, found.sampling, found.limits or config.limits, own)
     sampling = config.sampling if isinstance(config, RunConfig) else Sampling()
-    return Settings(config, config.harness, sampling, config.limits, config.server)
+    # Of a mix its first harness, unless one is named.
+    harness = plan.harness_of(config, 1, 1) if isinstance(config, RunConfig) else config.harness
+    return Settings(config, harness, sampling, config.limits, config.server)
 
 
 def _task(args: argparse.Namespace, settings: Settings, root: Path) -> dict[str, Any]:

@@ -318,5 +318,11 @@ def rollout_software(wildcards):
     server = policies.server(c, cell)
     serve = [] if server.url else [f"serve-{server.device}"]
     table = planned(wildcards)
-    harness = table.harness if table else (cell or c).harness.name
+    shard = int(wildcards.shard)
+    if table:
+        harness = table.harnesses[shard - 1]
+    elif cell is not None:
+        harness = cell.harness.name
+    else:
+        harness = planning.harness_of(c, int(wildcards.k), shard).name
     return software(episodes_file(wildcards), *serve, *harnesses.software_of(harness))

@@ -14,6 +14,7 @@ from openforge.harnesses.openclaw import Openclaw
 from openforge.harnesses.opencode import Opencode
 from openforge.harnesses.pi import Pi
 from openforge.harnesses.qwen_code import QwenCode
+from openforge.harnesses.scripted import Scripted
 from openforge.harnesses.zeroclaw import Zeroclaw
 
 __all__ = [
@@ -29,7 +30,17 @@ __all__ = [
     "start_tokens",
 ]
 
-_ALL: tuple[type[Harness], ...] = (MiniSweAgent, Pi, Codex, ClaudeCode, Openclaw, Opencode, QwenCode, Zeroclaw)
+_ALL: tuple[type[Harness], ...] = (
+    MiniSweAgent,
+    Pi,
+    Codex,
+    ClaudeCode,
+    Openclaw,
+    Opencode,
+    QwenCode,
+    Zeroclaw,
+    Scripted,
+)
 _KINDS: dict[str, type[Harness]] = {kind.name: kind for kind in _ALL}
 NAMES = tuple(_KINDS)
 

@@ -1,43 +1,45 @@
-"""An agent that is a shell script: a task's own reference, do-nothing or cheating agent. It asks no policy."""
+"""No harness and no model: a shell script of the task's own in the agent's place, for rows to compare a policy with."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import ClassVar
 
-from openforge.harnesses.base import Context, Ended, Harness, Output, python_binds
+from openforge.harnesses import base
 from openforge.sandboxes.protocol import Bind, Sandbox
 
 
-class Scripted(Harness):
-    """Runs the text of its option `script` with bash in the work folder; what it prints is its answer."""
+class Scripted(base.Harness):
+    """Option `agent`: reference (solves the task), nothing, or cheat, of the task folder's agents/NAME.sh. What it
+    prints is its answer; the task's tools are the command `tool`."""
 
     name = "scripted"
     version = "1"
     software = "none"
     built = False
     dialect = "chat"
-    cannot = ("It asks no policy: it is for checking tasks.",)
+    cannot = ("It calls no model: an episode of it has no call, and nothing to train on.",)
     constants: ClassVar[dict[str, str]] = {}
 
     def binds(self, root: Path | None = None) -> list[Bind]:
-        return python_binds(Path(sys.base_prefix))
+        return base.python_binds()
 
     async def place(self, sandbox: Sandbox) -> str:
         return self.version
 
-    def files(self, ctx: Context) -> dict[str, bytes]:
-        return {"agent.sh": str(ctx.options["script"]).encode()}
+    def files(self, ctx: base.Context) -> dict[str, bytes]:
+        # Written by plan into the rollout's row; the shell has read it whole before it runs its first command.
+        return {".agent.sh": f"{{\n{ctx.options.get('script', 'true')}\nexit\n}}\n".encode()}
 
-    def env(self, ctx: Context) -> dict[str, str]:
+    def env(self, ctx: base.Context) -> dict[str, str]:
         return {}
 
-    def argv(self, ctx: Context) -> list[str]:
-        return ["bash", f"{ctx.home}/agent.sh"]
+    def argv(self, ctx: base.Context) -> list[str]:
+        return ["bash", f"{ctx.home}/.agent.sh"]
 
     def version_argv(self) -> list[str]:
         return ["true"]
 
-    def read_output(self, ended: Ended, record: bytes | None) -> Output:
-        return Output(None, ended.log.decode(errors="replace"))
+    def read_output(self, ended: base.Ended, record: bytes | None) -> base.Output:
+        # A cheat may fail: whether it was paid is what counts.
+        return base.Output(None, ended.log.decode(errors="replace").strip() or None)

@@ -15,6 +15,7 @@ from typing import Any
 from openforge import tables
 from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling, Sandbox
 from openforge.config_sandbox import DEFAULT_IMAGE
+from openforge.environments.claw_eval.agents import AgentError, script
 
 # numpy and torch take 32-bit seeds; staying below 2**31 fits every consumer.
 SEED_BITS = 31
@@ -59,13 +60,15 @@ def _rows(
     planned: int,
     config: RunConfig | EvalConfig,
     n: int,
-    harness: Harness,
+    harnesses: Sequence[Harness],
     sampling: Sampling,
     limits: Limits,
     policy: str,
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
+    options = [harness_options(h, config.sandbox) for h in harnesses]
     seen: Counter[str] = Counter()
+    judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
     for g, task in enumerate(drawn):
         repeat = seen[task["task_id"]]
@@ -74,6 +77,8 @@ def _rows(
         own = task["task_limits"]
         # Contiguous blocks of groups, the reserve's cut up by themselves: a group never spans shards.
         place, among = (g, planned) if g < planned else (g - planned, len(drawn) - planned)
+        shard = place * shards // among
+        harness = harnesses[shard % len(harnesses)]
         for sample in range(n):
             rollout = tables.rollout_id(group, sample)
             rows.append(
@@ -87,15 +92,15 @@ def _rows(
                     iteration=iteration,
                     benchmark=task["source"],
                     draw=repeat,
-                    shard=place * shards // among + 1,
+                    shard=shard + 1,
                     reserve=g >= planned,
                     orchestrator=config.sandbox.backend,
                     image=config.sandbox.image or DEFAULT_IMAGE,
                     network=config.sandbox.network,
                     grading=config.sandbox.grading,
                     harness=harness.name,
-                    harness_options=harness_options(harness, config.sandbox),
-                    judge=None,
+                    harness_options=_scripted(task, harness, options[shard % len(harnesses)]),
+                    judge=judge,
                     limits={
                         "turns": _lower(own["turns"], limits.turns),
                         "tokens": _lower(own["tokens"], limits.tokens),
@@ -111,10 +116,43 @@ def _rows(
 
 def harness_options(harness: Harness, sandbox: Sandbox) -> str:
     """The options of a harness as JSON, with the launch that its sandboxes allow where none is asked for."""
-    options = harness.model_dump(exclude={"name"})
+    options = harness.model_dump(exclude={"name", "weight"})
     if options["launch"] is None and harness.name == "mini_swe_agent":
         options["launch"] = "fork" if sandbox.can_fork() else "command"
     return json.dumps(options, sort_keys=True)
+
+
+def _scripted(task: Mapping[str, Any], harness: Harness, options: str) -> str:
+    """A harness's options, with the task's own script where that is the agent.
+
+    Raises:
+        PlanError: the task has no such script.
+    """
+    if harness.name != "scripted":
+        return options
+    try:
+        return json.dumps(json.loads(options) | {"script": script(task, harness.agent)}, sort_keys=True)
+    except AgentError as e:
+        raise PlanError(str(e)) from None
+
+
+def harness_of(config: RunConfig, iteration: int, shard: int) -> Harness:
+    """The harness of a training shard (from 1): `harness`, or one of `harness_mix`.
+
+    A shard has one harness, which is started once, and a group never spans shards. The shards of all iterations, in
+    their order, are dealt by smooth weighted round robin: of any n in a row each harness has its share to less than the
+    number of harnesses. The state is the position, as in `draw`.
+    """
+    mix = config.harness_mix
+    if not mix:
+        return config.harness
+    total, credit, chosen = sum(h.weight for h in mix), [0.0] * len(mix), 0
+    for _ in range((iteration - 1) * shards(config, None) + shard):
+        credit = [c + h.weight for c, h in zip(credit, mix, strict=True)]
+        # The first of equals, whatever rounding makes of them.
+        chosen = max(range(len(mix)), key=lambda i: (round(credit[i], 9), -i))
+        credit[chosen] -= total
+    return mix[chosen]
 
 
 def shards(config: RunConfig | EvalConfig, cell: Cell | None) -> int:
@@ -145,7 +183,7 @@ def train_table(
         planned=batch,
         config=config,
         n=config.rollout.n,
-        harness=config.harness,
+        harnesses=[harness_of(config, iteration, s) for s in range(1, shards(config, None) + 1)],
         sampling=config.sampling,
         limits=config.limits,
         policy=f"{run}@{config.sampled(iteration)}",
@@ -177,7 +215,7 @@ def eval_table(
         planned=count,
         config=one_shard,
         n=cell.n,
-        harness=cell.harness,
+        harnesses=[cell.harness],
         sampling=cell.sampling,
         limits=cell.limits or config.limits,
         policy=policy,

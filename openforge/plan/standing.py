@@ -18,12 +18,12 @@ class Standing(NamedTuple):
     Attributes:
         shards: jobs that its rollouts are cut into.
         policy: its policy column, RUN@k or the words of an evaluation's configuration.
-        harness: name of the harness.
+        harnesses: name of the harness of each shard, the first one's first.
     """
 
     shards: int
     policy: str
-    harness: str
+    harnesses: tuple[str, ...]
 
 
 def standing(table: Path) -> Standing | None:
@@ -50,4 +50,5 @@ def _read(table: Path, mtime_ns: int) -> Standing:
     if rows.num_rows == 0:
         raise TableError(f"{table} holds no rollout; remove it to plan it again")
     shards, policy, harness = (rows.column(n).to_pylist() for n in ("shard", "policy", "harness"))
-    return Standing(max(shards), policy[0], harness[0])
+    by_shard = dict(zip(shards, harness, strict=True))
+    return Standing(max(shards), policy[0], tuple(by_shard[i] for i in sorted(by_shard)))

@@ -17,6 +17,7 @@ from typing import Any
 from openforge import harnesses
 from openforge.config_sandbox import Sandbox
 from openforge.environments import verdict
+from openforge.environments.verdict import Claw
 from openforge.policy.lease import Endpoint
 from openforge.proxy.client import KeptProxy
 from openforge.rollout.artifacts import Keeper
@@ -47,6 +48,7 @@ class Shard:
         harness: the shard's harness, already warm; one group and one shard have one harness.
         sandbox: the configuration's section on sandboxes.
         metric: what a group's episodes must differ in, or a reserve group takes its place.
+        claw: what the reward of a verdict with ClawEval's dimensions is.
     """
 
     book: Book
@@ -62,6 +64,7 @@ class Shard:
     sandbox: Sandbox
     progress: Progress
     metric: Metric = "reward"
+    claw: Claw = "pass"
     _groups: Groups = field(init=False)
     _todo: deque[Mapping[str, Any]] = field(init=False)
     _pool: Pool = field(init=False)
@@ -110,7 +113,7 @@ class Shard:
             self._ended(row, self.partial.ended[row["rollout_id"]][-1])
 
     def _ended(self, row: Mapping[str, Any], episode: Mapping[str, Any]) -> None:
-        more = self._groups.ended(row, metric_of(episode, self.metric))
+        more = self._groups.ended(row, metric_of(episode, self.metric, self.claw))
         self.progress.total += len(more)
         self._todo.extend(more)
 

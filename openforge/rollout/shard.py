@@ -197,6 +197,7 @@ async def _run(
                 sandbox=terms,
                 progress=progress,
                 metric=job.train_config.algorithm.filter_groups.metric if job.part["purpose"] == "train" else "reward",
+                claw=job.train_config.reward.claw if job.part["purpose"] == "train" else "pass",
             )
             await shard.run()
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from openforge import harnesses, tasks
+from openforge import config_paths, harnesses, tasks
 from openforge import plan as planning
 from openforge.config import Cell, EvalConfig, RunConfig
 from openforge.config_paths import last_finished
@@ -71,7 +71,8 @@ class Jobs:
                 cell = self.cell(job)
                 server = policies.server(self.config, cell)
                 names |= set() if server.url else {f"serve-{server.device}"}
-                names |= set(harnesses.software_of((cell or self.config).harness.name))
+                used = [cell.harness] if cell else [h for _, h in config_paths.mixed(self.config)]
+                names |= {n for h in used for n in harnesses.software_of(h.name)}
             elif job.rule == "train" and isinstance(self.config, RunConfig):
                 names.add(f"train-{self.config.trainer.device}")
         return sorted(n for n in names if not (self.root / ".software" / n / "ready.json").exists())

@@ -49,11 +49,7 @@ def test_a_hybrid_s_weights_and_rubric_are_its_verifier_s(base: Path) -> None:
     assert setup.of(row).needs == ("judge",) and setup.of(row).grading == "workspace"
     assert row["verifier"]["command"][-3:] == ["hybrid", "0.25", "0.75"]
     files = {f["path"]: f["content"] for f in row["verifier"]["files"]}
-    assert json.loads(files["task.json"]) == {
-        "prompt": "Write a letter to `letter.txt`.",
-        "expected": "A letter.",
-        "rubric": "Is it polite?",
-    }
+    assert files["rubric.md"] == b"Is it polite?\n\nWhat is expected of the agent:\nA letter."
     with pytest.raises(Unsupported, match=r"a library of its checks \(matplotlib\)"):
         qwenclaw.read_task(base / "tasks" / "task_00003_chart.md", "x")
 

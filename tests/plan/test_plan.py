@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from openforge import plan, tables
 from openforge.config import Cell, RunConfig
+from openforge.plan.standing import standing
 
 
 def task(i: int, split: str = "train", **limits: Any) -> dict[str, Any]:
@@ -166,3 +167,73 @@ def test_iterations_draw_on_and_on_whatever_ran_of_the_reserve(tasks: int, batch
     c, raw = dynamic(batch, batches, n=2), [task(i) for i in range(tasks)]
     drawn = [r["task_id"] for k in range(1, 5) for r in plan.train_table("r", c, raw, k) if r["sample"] == 0]
     assert drawn == plan.draw([t["task_id"] for t in raw], 0, 0, 4 * batch * batches)
+
+
+MIX = [{"name": "codex", "weight": 2.0}, {"name": "claude_code", "bare": True}, {"name": "pi", "weight": 1.0}]
+
+
+def mixed(**over: Any) -> RunConfig:
+    base = {"harness_mix": MIX, "rollout": {"n": 2, "shards": 4}, "data": {"train_batch_size": 8}}
+    return config(**base | over)
+
+
+def test_each_group_of_a_mix_has_one_harness_and_each_shard_too() -> None:
+    tasks = [task(i) for i in range(8)]
+    rows = plan.train_table("r", mixed(), tasks, 1)
+    for key in ("group_id", "shard"):
+        by_key: dict[Any, set[str]] = {}
+        for r in rows:
+            by_key.setdefault(r[key], set()).add(r["harness"])
+        assert all(len(h) == 1 for h in by_key.values())
+    assert Counter(r["harness"] for r in rows) == {"codex": 8, "claude_code": 4, "pi": 4}
+    options = {r["harness"]: r["harness_options"] for r in rows}
+    assert '"bare": true' in options["claude_code"] and '"bare": false' in options["codex"]
+    assert "weight" not in options["codex"]
+
+
+@given(weights=st.lists(st.integers(1, 7), min_size=1, max_size=4), shards=st.integers(1, 5), k=st.integers(1, 8))
+def test_a_mix_has_its_shares_over_the_iterations(weights: list[int], shards: int, k: int) -> None:
+    names = ["codex", "claude_code", "pi", "openclaw"]
+    mix = [{"name": n, "weight": float(w)} for n, w in zip(names, weights, strict=False)]
+    c = mixed(harness_mix=mix, rollout={"shards": shards})
+    dealt = [plan.harness_of(c, i, s).name for i in range(1, k + 1) for s in range(1, shards + 1)]
+    for name, w in zip(names, weights, strict=False):
+        share = len(dealt) * w / sum(weights)
+        assert abs(dealt.count(name) - share) < len(weights)
+    # A whole round has it to the shard.
+    n = sum(weights)
+    assert Counter(dealt[:n]) == Counter(dict(zip(names, weights, strict=False))) or len(dealt) < n
+
+
+def test_a_reserve_group_has_its_shards_harness() -> None:
+    c = mixed(algorithm={"filter_groups": {"enable": True, "max_num_gen_batches": 2}})
+    rows = plan.train_table("r", c, [task(i) for i in range(16)], 1)
+    shards = {(r["shard"], r["harness"]) for r in rows}
+    assert len(shards) == 4
+    assert {r["shard"] for r in rows if r["reserve"]} == {1, 2, 3, 4}
+
+
+def test_a_mix_stands_by_shard(tmp_path: Path) -> None:
+    rows = plan.train_table("r", mixed(), [task(i) for i in range(8)], 1)
+    tables.write_table(tmp_path / "rollouts.parquet", tables.ROLLOUTS, rows)
+    found = standing(tmp_path / "rollouts.parquet")
+    assert found is not None
+    assert found.harnesses == tuple(plan.harness_of(mixed(), 1, s).name for s in (1, 2, 3, 4))
+
+
+def test_a_scripted_agent_is_in_its_rows() -> None:
+    cell = Cell.model_validate({"name": "c", "harness": {"name": "scripted", "agent": "reference"}})
+    raw = task(0, "heldout") | {"payload": '{"openforge_agents": {"reference": "echo 1"}}'}
+    (row,) = plan.eval_table("r", config(), [raw], cell, 0, "r@0")
+    assert '"script": "echo 1"' in row["harness_options"]
+    nothing = Cell.model_validate({"name": "c", "harness": {"name": "scripted", "agent": "nothing"}})
+    (row,) = plan.eval_table("r", config(), [task(0, "heldout")], nothing, 0, "r@0")
+    assert '"script": "true\\n"' in row["harness_options"]
+    with pytest.raises(plan.PlanError, match=r"task 't0' has no scripted agent 'reference'.*agents/reference\.sh"):
+        plan.eval_table("r", config(), [task(0, "heldout")], cell, 0, "r@0")
+
+
+def test_the_judge_of_the_configuration_is_in_the_rows() -> None:
+    c = config(judge={"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY"})
+    (row, *_) = plan.train_table("r", c, [task(0)], 1)
+    assert '"model": "m"' in row["judge"] and '"api_key_env": "KEY"' in row["judge"]

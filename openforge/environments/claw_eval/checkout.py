@@ -19,7 +19,7 @@ from openforge.environments.claw_eval.setup import LATE, LOCAL, Service, Setup
 
 SPLIT = "test"
 SOFTWARE = "tasks-claweval"
-# A grader may ask a judge a few times; without one it is done in a second.
+# A grader may ask a judge a few times, in the stage score; without one it is done in a second.
 GRADER_SECONDS, JUDGED_SECONDS = 120.0, 900.0
 _OWN = ("task_id", "split", "tags", "sandbox_files", "sandbox_grader_files")
 # Services that only the live web can answer for.

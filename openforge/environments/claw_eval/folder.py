@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from openforge.config import ConfigError, read_yaml
-from openforge.environments.claw_eval import task_yaml
+from openforge.environments.claw_eval import agents, task_yaml
 from openforge.environments.claw_eval.keys import (
     FolderError,
     Keys,
@@ -153,7 +153,7 @@ def _row(path: Path, split: str | None, source: str | None) -> dict[str, Any]:
         "environment": "claw_eval",
         "split": keys.text("split", split),
         "instruction": Keys(keys.file, prompt, "prompt.").text("text"),
-        "payload": payload(keys, setup, _OWN),
+        "payload": agents.with_agents(payload(keys, setup, _OWN), path),
         "files": _agent_files(path, keys, data),
         "verifier": _read_verifier(path, keys, setup),
         "task_limits": task_yaml.task_limits(keys.inside("environment")),
@@ -222,6 +222,7 @@ def write_folder(path: Path, row: Mapping[str, Any]) -> None:
     rest = json.loads(row["payload"])
     if not isinstance(rest, dict):
         raise FolderError(f"task {row['task_id']!r}: the payload must be a JSON object to be written as task.yaml")
+    scripts = rest.pop(agents.KEY, {})
     if rest.pop(KEY, {}).get("tree"):
         raise FolderError(
             f"task {row['task_id']!r}: it has services, whose programs stand in its source and not in the row"
@@ -254,6 +255,8 @@ def write_folder(path: Path, row: Mapping[str, Any]) -> None:
         write_file(path, f)
     for f in verifier["files"]:
         write_file(path / "verifier", f)
+    for name, script in scripts.items():
+        write_beside(path / "agents" / f"{name}.sh", script)
     write_beside(path / "task.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100))
 
 

@@ -25,7 +25,7 @@ MESSAGE = 300
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A judge: an OpenAI-compatible endpoint; `url` is without /v1."""
+    """A judge: an OpenAI-compatible endpoint; `url` is with its /v1."""
 
     url: str
     model: str

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from openforge.environments.claw_eval import setup
-from openforge.environments.claw_eval.evidence import messages_of
+from openforge.environments.claw_eval.evidence import dispatches_of, messages_of
 
 Row = dict[str, Any]
 DIMENSIONS = ("completion", "robustness", "communication", "safety")
@@ -71,21 +71,7 @@ def events(episode: Mapping[str, Any], rollout: Mapping[str, Any], chat: Iterabl
     ]
     for message in messages_of(chat):
         out.append({"type": "message", "trace_id": trace, "message": message, "timestamp": began.isoformat()})
-    for i, d in enumerate(episode["dispatches"] or ()):
-        out.append(
-            {
-                "type": "tool_dispatch",
-                "trace_id": trace,
-                "tool_use_id": f"dispatch_{i}",
-                "tool_name": d["tool"],
-                "endpoint_url": d["endpoint"],
-                "request_body": _object(d["arguments"]),
-                "response_status": d["status"],
-                "response_body": json.loads(d["response"]),
-                "latency_ms": d["latency"] * 1000,
-                "timestamp": d["time"],
-            }
-        )
+    out += [{"type": "tool_dispatch", "trace_id": trace, **d} for d in dispatches_of(episode)]
     ended = (began + timedelta(seconds=episode["seconds"]["total"] or 0.0)).isoformat()
     urls = {s.name: s.health_check.rsplit("/", 1)[0] + "/audit" for s in setup.of(rollout).services}
     for service, data in json.loads(episode["audit"] or "{}").items():
@@ -212,8 +198,3 @@ def _user(episode: Mapping[str, Any], rollout: Mapping[str, Any]) -> Row:
 
 def _modes(episode: Mapping[str, Any]) -> list[str]:
     return [] if episode["status"] == "completed" else [episode["status"]]
-
-
-def _object(text: str) -> Row:
-    value = json.loads(text)
-    return value if isinstance(value, dict) else {"arguments": value}
