@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from source.checks import Episode
-from suite_rig import SUITE, play, verdict
+from suite_rig import SUITE, row, verdict
 
-from openforge.sandboxes import LocalBackend, Sandbox
+from openforge.environments.claw_eval.scripted import play
+from openforge.sandboxes import LocalBackend
 
 
 def complaints(tmp_path: Path, answer: str, *wanted: str, never: tuple[str, ...] = ()) -> list[str]:
@@ -58,10 +59,10 @@ def test_cannot_is_a_line_with_the_reason(tmp_path: Path, answer: str, right: bo
     assert (found == []) is right
 
 
-# A median that is none: it looks for what it is compared with in the verifier's folder, which it finds by its name or
-# as its parent's working folder, and in its parent's memory. What it could read it names in the work folder.
+# A function that gives no durations: it looks for what it is compared with in the verifier's folder, which it finds by
+# its name or as its parent's working folder, and in its parent's memory. It returns what it could read.
 SPY = """
-cat > stats.py <<'END'
+cat > duration.py <<'END'
 import glob, os
 
 def readable(path):
@@ -71,27 +72,18 @@ def readable(path):
         return False
     return True
 
-parent = f"/proc/{os.getppid()}"
-tried = [*glob.glob("/tmp/verifier*/*"), *glob.glob(f"{parent}/cwd/*"), f"{parent}/mem", f"{parent}/environ"]
-with open("/workspace/spied", "a") as f:
-    f.write(f"{[p for p in tried if readable(p)]}\\n")
-
-def median(values):
-    return 0
+def seconds(text):
+    parent = f"/proc/{os.getppid()}"
+    tried = [*glob.glob("/tmp/verifier*/*"), *glob.glob(f"{parent}/cwd/*"), f"{parent}/mem", f"{parent}/environ"]
+    return [p for p in tried if readable(p)]
 END
 """
 
 
 async def test_a_program_that_the_verifier_runs_finds_nothing_of_it(backend: LocalBackend) -> None:
-    found: list[str] = []
-
-    async def look(sandbox: Sandbox) -> None:
-        found.append((await sandbox.download_content("spied")).decode())
-
-    result = await play(backend, SUITE / "code-median-train", SPY, "spy", look)
-    assert verdict(result)["score"] == 0.0
-    # It ran, twice: once for its values, once for the list that it must not change.
-    assert found == ["[]\n[]\n"]
+    said = verdict(await play(backend, row(SUITE / "code-duration-heldout"), SPY, "spy"))
+    assert said["score"] == 0.0 and len(said["wrong"]) == 8
+    assert all(line.endswith(" gives [[]]") for line in said["wrong"]), said["wrong"]
 
 
 def test_by_hand_a_verifier_keeps_its_files(tmp_path: Path) -> None:
