@@ -9,21 +9,30 @@ import io
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import yaml
 
 from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
-from openforge.environments.claw_eval import folder
 from openforge.eval import policies
 from openforge.proxy import trained
 from openforge.rollout import status
-from openforge.tasks import TasksError, layout
-from openforge.tasks.table import read_table
-from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, sandboxes, watch
+from openforge.verbs import (
+    VerbError,
+    clean,
+    doctor,
+    export,
+    plan,
+    proxy,
+    recorded,
+    sandboxes,
+    score,
+    tasks_check,
+    watch,
+)
 
 USAGE = 2
 
@@ -89,6 +98,28 @@ def run_clean(args: argparse.Namespace) -> int:
     return clean.run(args.run, project_root(), asked, args.everything, args.yes)
 
 
+def run_score(args: argparse.Namespace) -> int:
+    root = project_root()
+    _known(args.run, config.runs(root), "config/")
+    loaded = config.load(args.run, root, _overrides(args.config)).config
+    config_paths.check_variables(args.run, loaded)
+    return score.run(args.run, loaded, root, args.purpose, args.cell, args.iteration)
+
+
+def _overrides(given: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as `snakemake --config` reads them: the value is YAML."""
+    found: dict[str, Any] = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise CliError(f"--config {text!r} must be KEY=VALUE, e.g. 'judge={{url: ..., model: ...}}'")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise CliError(f"--config {key}={value!r} is not readable YAML") from None
+    return found
+
+
 def run_sql(args: argparse.Namespace) -> int:
     if (args.run is None) == (args.journal is None):
         raise CliError("openforge sql takes RUN and QUERY, or --journal DIR and QUERY for calls recorded without a run")
@@ -101,6 +132,12 @@ def run_sql(args: argparse.Namespace) -> int:
     store.check_reads(args.query)
     print(_formatted(store.query(results / args.run, args.query), args.format), end="")
     return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    root = project_root()
+    _known(args.run, store.runs(root / "results"), "results/")
+    return export.run(args, root)
 
 
 def run_docs(args: argparse.Namespace) -> int:
@@ -117,60 +154,8 @@ def run_docs(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_table_check(path: Path, run: str | None) -> int:
-    """A table of one's own, by the column map and verifier of a run's configuration."""
-    root = project_root()
-    given, environment = config.Tasks(source=str(path)), "claw_eval"
-    if run is not None:
-        loaded = config.load(run, root).config
-        given, environment = loaded.tasks, loaded.environment
-    try:
-        rows = read_table(path.absolute(), given, environment, root)
-    except TasksError as e:
-        print(e)
-        return 1
-    counts = ", ".join(f"{n} {split}" for split, n in sorted(Counter(r["split"] for r in rows).items()))
-    print(f"{path}: ok, {len(rows)} tasks ({counts})")
-    return 0
-
-
 def run_tasks_check(args: argparse.Namespace) -> int:
-    top = Path(args.folder)
-    if layout.kind(top) == "table" or top.suffix == ".parquet":
-        return run_table_check(top, args.run)
-    if args.run is not None:
-        raise CliError(f"--run says how to read a table of tasks; {top} is none")
-    if not top.is_dir():
-        raise CliError(f"{top} is no folder, so it holds no task.yaml")
-    tasks, others = ([top], []) if (top / "task.yaml").is_file() else folder.task_folders(top)
-    if not tasks:
-        raise CliError(f"{top} holds no task.yaml, and no folder below it does")
-    wrong, unsupported = False, 0
-    ids: dict[Path, str] = {}
-    for path in tasks:
-        for line in folder.near_misses(path):
-            print(f"{path}: warning: {line}")
-        try:
-            # The split that the tasks job gives a task without one.
-            ids[path] = folder.read_folder(path, split="train")["task_id"]
-            print(f"{path}: ok, task {ids[path]}")
-        except folder.Unsupported as e:
-            unsupported += 1
-            print(f"{path}: unsupported: {e}")
-        except folder.FolderError as e:
-            wrong = True
-            print(f"{path}: {e}")
-    doubled = folder.doubled_id(ids)
-    if doubled:
-        print(f"{top}: {doubled}")
-    if unsupported:
-        print(
-            f"{top}: warning: unsupported tasks, which a run leaves out: {unsupported}; tasks that are left: {len(ids)}"
-        )
-    if others:
-        names = ", ".join(p.name for p in others)
-        print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(others)} ({names})")
-    return 1 if wrong or doubled else 0
+    return tasks_check.run(args, project_root())
 
 
 def run_episode(args: argparse.Namespace) -> int:
@@ -253,6 +238,14 @@ def parser() -> argparse.ArgumentParser:
     )
     verb.set_defaults(call=run_clean)
 
+    verb = verbs.add_parser("score", help="score finished episodes once more, by the judge of now (docs/judge.md)")
+    verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
+    verb.add_argument("--purpose", choices=("train", "eval"), help="only training, or only evaluations")
+    verb.add_argument("--cell", metavar="CELL", help="only this cell, as its path has it")
+    verb.add_argument("--iteration", metavar="K", help="only this iteration or checkpoint; none for a foreign policy")
+    verb.add_argument("--config", metavar="KEY=VALUE", nargs="+", default=[], help="values over the file's, as YAML")
+    verb.set_defaults(call=run_score)
+
     verb = verbs.add_parser("sql", help="query the tables of a run (docs/tables.md)")
     verb.add_argument("run", metavar="RUN", nargs="?", help="name of results/RUN")
     verb.add_argument("query", metavar="QUERY", help="one SQL statement of DuckDB's")
@@ -264,11 +257,26 @@ def parser() -> argparse.ArgumentParser:
     style.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a header")
     verb.set_defaults(call=run_sql, format="table")
 
+    verb = verbs.add_parser("export", help="write a run's episodes in another project's format")
+    formats = verb.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    action = formats.add_parser("claweval", help="ClawEval's traces, which `claw-eval grade` reads, and batch results")
+    action.add_argument("run", metavar="RUN", help="name of results/RUN")
+    action.add_argument("folder", metavar="DIR", help="where a folder for each policy and harness is made")
+    action.add_argument("--cell", metavar="CELL", help="of this evaluation cell alone")
+    action.set_defaults(call=run_export)
+
     verb = verbs.add_parser("tasks", help="work with task folders")
     actions = verb.add_subparsers(dest="action", required=True, metavar="ACTION")
-    action = actions.add_parser("check", help="read task folders or a table of tasks; exit 1 if one is wrong")
-    action.add_argument("folder", metavar="FOLDER", help="a task's folder, a folder of them, or parquet files")
+    action = actions.add_parser(
+        "check", help="read task folders, a checkout or a table of tasks; exit 1 if one is wrong"
+    )
+    action.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="a task's folder, a folder of them, a checkout of ClawEval or QwenClawBench, or parquet files",
+    )
     action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
+    action.add_argument("--no-agents", action="store_true", help="read only; do not run the agents that tasks bring")
     action.set_defaults(call=run_tasks_check)
 
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow.dataset as ds
 
-from openforge import store
+from openforge import store, views
 from openforge.tables import CALLS, EPISODES, SCORES
 
 
@@ -65,14 +65,14 @@ def _views(sources: Mapping[str, Any]) -> Iterator[store.Reader]:
     with duckdb.connect() as connection:
         for name, source in sources.items():
             connection.register("all_episodes" if name == EPISODES.name else name, source)
-        for name, select in store.JOINED.items():
+        for name, select in views.EPISODES.items():
             connection.execute(f"CREATE VIEW {name} AS {select}")
         yield store.Reader(connection)
 
 
-def _run(views: store.Reader, condition: str, sql: str) -> list[dict[str, Any]]:
+def _run(tables: store.Reader, condition: str, sql: str) -> list[dict[str, Any]]:
     try:
         store.check_reads(sql)
-        return views.rows(sql)
+        return tables.rows(sql)
     except store.StoreError as e:
         raise ConditionError(condition, str(e)) from None

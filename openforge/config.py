@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from openforge import config_checks as checks
 from openforge import config_docs
 from openforge import config_reading as reading
+from openforge.config_judge import Judge
 from openforge.config_reading import (
     ConfigError,
     Name,
@@ -33,6 +34,7 @@ from openforge.config_reading import (
     only_if,
     read_yaml,
 )
+from openforge.config_sandbox import Sandbox
 from openforge.config_training import Actor, Algorithm, Critic, KeepCheckpoints, Reward, Trainer
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "KeepCheckpoints",
     "Loaded",
     "RunConfig",
+    "Sandbox",
     "describe",
     "digest",
     "from_iteration",
@@ -157,9 +160,10 @@ class Harness(Section):
         description="mini_swe_agent's YAML, a path from the project's root; the harness's own default without one.",
         json_schema_extra=only_if(name="mini_swe_agent"),
     )
-    launch: Literal["fork", "command"] = Field(
-        default="fork",
-        description="mini_swe_agent: forked from a warm process, or its shipped command started anew.",
+    launch: Literal["fork", "command"] | None = Field(
+        default=None,
+        description="mini_swe_agent: forked from a warm process, or its shipped command started anew; without it fork "
+        "where it can be had, which is sandbox.backend local without an image.",
         json_schema_extra=only_if(name="mini_swe_agent"),
     )
     instructions: str | None = Field(
@@ -201,13 +205,6 @@ class Rollout(Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.75,
         description="Share of an iteration's rollouts that must end with a reward, or score stops the run.",
-    )
-    sandbox: Literal["local"] = Field(default="local", description="Sandbox backend.")
-    network: Literal["proxy", "none"] = Field(
-        default="proxy", description="What a sandbox reaches: the proxy, or nothing."
-    )
-    keep_artifacts: NonNegative = Field(
-        default=10, description="Harness logs kept a shard (of its first episodes), in one archive."
     )
 
 
@@ -303,9 +300,11 @@ class _Common(Section):
     environment: str = Field(default="claw_eval", description="Environment of the tasks.")
     tasks: Tasks = Field(description="Raw tasks.")
     rollout: Rollout = Field(default_factory=Rollout, description="Running episodes.")
+    sandbox: Sandbox = Field(default_factory=Sandbox, description="Sandboxes of episodes.")
     harness: Harness = Field(default_factory=Harness, description="Harness of training episodes and default of cells.")
     limits: Limits = Field(default_factory=Limits, description="Limits of an episode.")
     server: Server = Field(default_factory=Server, description="Policy server.")
+    judge: Judge | None = Field(default=None, description="The model that scores by rubric; none without it.")
     cells: tuple[Cell, ...] = Field(default=(), description="Evaluation cells.", strict=False)
 
 
@@ -320,7 +319,7 @@ class RunConfig(_Common):
     )
     data: Data = Field(default_factory=Data, description="Drawing of tasks.")
     sampling: Sampling = Field(default_factory=Sampling, description="Sampling of training episodes.")
-    reward: Reward = Field(default_factory=Reward, description="Shaping of rewards.")
+    reward: Reward = Field(default_factory=Reward, description="Rewards and their shaping.")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="Credit.")
     actor: Actor = Field(default_factory=Actor, description="The policy's update.")
     critic: Critic = Field(default_factory=Critic, description="PPO's critic, with adv_estimator: gae.")
@@ -410,7 +409,10 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
     checks.tasks(config.tasks, label)
     checks.harnesses(config, label)
+    checks.sandbox(config, label)
     checks.cells(config.cells, label)
+    if config.judge is not None:
+        checks.judge(config.judge, label)
     checks.windows(config, config.sampling if isinstance(config, RunConfig) else None, label)
     if isinstance(config, RunConfig):
         checks.training(config, label)

@@ -14,7 +14,8 @@ from openforge.config_reading import ConfigError
 from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
-    from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
+    from openforge.config import Cell, EvalConfig, Harness, RunConfig, Sampling, Server, Tasks
+    from openforge.config_judge import Judge
     from openforge.config_training import FSDP, Actor, Megatron, Optim, RewardKwargs, Trainer
 
 # Sampling under which the logprobs of the policy and of its sampling distribution are the same.
@@ -72,11 +73,19 @@ def policy(config: EvalConfig, label: str) -> None:
         return
     for address in (url, *config.server.replicas):
         endpoint(address, label)
-    name = config.server.api_key_env
+    variable(config.server.api_key_env, "server.api_key_env", label)
+
+
+def judge(judge: Judge, label: str) -> None:
+    """Refuse a judge's URL or key that would show a secret."""
+    endpoint(judge.url, label)
+    variable(judge.api_key_env, "judge.api_key_env", label)
+
+
+def variable(name: str | None, key: str, label: str) -> None:
+    """Refuse what is no variable's name: it may be the key itself."""
     if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            f"{label}: server.api_key_env must be the NAME of an environment variable (letters, digits, _), not a key"
-        )
+        raise ConfigError(f"{label}: {key} must be the NAME of an environment variable (letters, digits, _), not a key")
 
 
 def endpoint(url: str, label: str) -> None:
@@ -92,6 +101,18 @@ def endpoint(url: str, label: str) -> None:
         )
 
 
+def server_url(url: str, label: str) -> None:
+    """Refuse a URL of the sandboxes' server that is none, or that would show a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{label}: sandbox.url {url!r} must be http://HOST:PORT or https://HOST")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{label}: sandbox.url at {parts.hostname} must be the server's address only, without user, password or "
+            "query; name the variable that holds its key in sandbox.api_key_env"
+        )
+
+
 def tasks(tasks: Tasks, label: str) -> None:
     """Refuse what has no effect on the source of tasks."""
     for key in ("columns", "verifier", "verifier_seconds"):
@@ -101,14 +122,40 @@ def tasks(tasks: Tasks, label: str) -> None:
         raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
 
 
+def _harnesses(config: RunConfig | EvalConfig) -> list[tuple[str, Harness]]:
+    return [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
+
+
 def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
     """Refuse a harness without what only its user can bring."""
-    uses = [("harness", config.harness), *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]
-    for key, harness in uses:
-        if harness is not None and harness.name == "zeroclaw" and harness.binary is None:
+    for key, harness in _harnesses(config):
+        if harness.name == "zeroclaw" and harness.binary is None:
             raise ConfigError(
                 f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "
                 "build it from its source and name the file (a path from the project's root)"
+            )
+
+
+def sandbox(config: RunConfig | EvalConfig, label: str) -> None:
+    """Refuse what no sandbox of the chosen backend can have."""
+    sandbox = config.sandbox
+    variable(sandbox.api_key_env, "sandbox.api_key_env", label)
+    if sandbox.url is not None:
+        server_url(sandbox.url, label)
+    if sandbox.max_alive is not None and sandbox.max_alive <= sandbox.warm:
+        raise ConfigError(
+            f"{label}: sandbox.max_alive is {sandbox.max_alive}, but sandbox.warm keeps {sandbox.warm} ready, so that "
+            "no episode could run; raise the one or lower the other"
+        )
+    limits = sandbox.limits
+    if limits.best_effort and limits.memory_gb is limits.cpus is limits.processes is limits.disk_gb is None:
+        raise ConfigError(f"{label}: key 'sandbox.limits.best_effort' has no effect without a limit; remove it")
+    for key, harness in _harnesses(config):
+        if harness.launch == "fork" and not sandbox.can_fork():
+            why = f"sandbox.backend is {sandbox.backend}" if sandbox.image is None else "sandbox.image is set"
+            raise ConfigError(
+                f"{label}: key '{key}.launch' cannot be fork while {why}: a process is forked into sandboxes of this "
+                "machine's own system only; remove it or set command"
             )
 
 

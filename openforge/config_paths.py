@@ -18,6 +18,8 @@ from openforge.tasks.table import verifier_files
 
 # What a run is made with: changed under finished iterations, its checkpoints would be of two runs.
 FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data", "reward")
+# Where the sandboxes' server is, as Orchard's own client reads it.
+SANDBOX_URL = "SANDBOX_BASE_URL"
 # No iteration of it can be made anew with another one of these: checkpoint 0 and the tasks are what all begin from.
 IDENTITY = ("model", "environment", "tasks")
 
@@ -94,21 +96,36 @@ def _tasks(label: str, tasks: Tasks, root: Path) -> None:
 
 
 def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
-    """Refuse a secret's variable that is not set, before any job.
+    """Refuse a variable that is needed and not set, before any job.
 
     Raises:
         ConfigError: names the key and the variable; nothing of a value.
     """
-    name = config.server.api_key_env
-    if name is not None and not os.environ.get(name, "").strip():
+    sandbox, judge = config.sandbox, config.judge
+    names = {
+        "server": config.server.api_key_env,
+        "judge": judge.api_key_env if judge else None,
+        # Without a key by default: a server may ask for none.
+        "sandbox": sandbox.api_key_env if "api_key_env" in sandbox.model_fields_set else None,
+    }
+    for section, name in names.items():
+        if name is not None and not os.environ.get(name, "").strip():
+            raise ConfigError(
+                f"config/{run}.yaml: {section}.api_key_env names the environment variable {name}, which is not set: "
+                "export it"
+            )
+    if sandbox.backend == "orchard" and sandbox.url is None and not os.environ.get(SANDBOX_URL, "").strip():
         raise ConfigError(
-            f"config/{run}.yaml: server.api_key_env names the environment variable {name}, which is not set: export it"
+            f"config/{run}.yaml: sandbox.backend is orchard, but neither sandbox.url nor the environment variable "
+            f"{SANDBOX_URL} says where its server is; set one"
         )
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
     yield from _harness_files("harness", config.harness)
     yield "server.chat_template", config.server.chat_template
+    if config.sandbox.backend == "local":
+        yield "sandbox.image", config.sandbox.image
     for i, cell in enumerate(config.cells):
         yield from _harness_files(f"cells[{i}].harness", cell.harness)
         if cell.server is not None:

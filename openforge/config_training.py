@@ -37,8 +37,13 @@ class RewardKwargs(Section):
 
 
 class Reward(Section):
-    """What is added to a verifier's reward (veRL's `reward`)."""
+    """What a verdict is worth in training (veRL's `reward`)."""
 
+    claw: Literal["pass", "minus_floor", "score"] = Field(
+        default="pass",
+        description="Reward of a verdict with ClawEval's dimensions: 1 if passed, else 0; its task_score above that of "
+        "doing nothing, max(0, (s - 0.2) / 0.8); or task_score as it is, which pays 0.2 for nothing.",
+    )
     reward_kwargs: RewardKwargs = Field(default_factory=RewardKwargs, description="As of veRL's reward manager `dapo`.")
 
 

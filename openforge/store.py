@@ -1,7 +1,7 @@
 """DuckDB over results/<run>/: store.duckdb holds views only, so no job ever holds it open.
 
 Views: every table of `openforge.tables` under its own name with its partition keys as typed columns, except
-that `all_episodes` has every attempt and `episodes` the final ones with their latest score; `latest_scores`;
+that `all_episodes` has every attempt and `episodes` the final ones with their latest score; those of `openforge.views`;
 `unreadable_files`, what the others leave out.
 
 A view reads a pattern, so files written later appear without a refresh. Three traps of DuckDB shape it: a
@@ -28,6 +28,7 @@ import duckdb
 import pyarrow as pa
 
 from openforge.tables import TABLES, Table, TableError, check_file, write_table
+from openforge.views import JOINED, MACROS
 
 STORE = "store.duckdb"
 # The oldest storage that clients in use open: duckdb-cli lags behind the library.
@@ -45,19 +46,6 @@ _READS = re.compile(
     rf"{_SPACE}(?:explain{_SPACE}(?:analyze{_SPACE})?(?:\([^)]*\){_SPACE})?)?(?:\({_SPACE})*(?:{_WORDS})\b", re.S | re.I
 )
 _HIDDEN = re.compile(r"\b(?:copy|create|install)\b", re.I)
-
-# Views over the tables' own, in the order in which they build on one another.
-JOINED = {
-    "latest_scores": """
-SELECT * FROM scores
-QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY scored_at DESC, scorer_version DESC) = 1
-""",
-    "episodes": """
-SELECT e.*, s.scorer_version, s.status AS score_status, s.reward, s.passed, s.components
-FROM all_episodes e LEFT JOIN latest_scores s USING (episode_id)
-WHERE e.final
-""",
-}
 
 
 class StoreError(ValueError):
@@ -298,7 +286,7 @@ def _views(run_dir: Path, bad: list[Unreadable]) -> dict[str, str]:
 
 
 def _digest(views: dict[str, str]) -> str:
-    return hashlib.sha256(repr((STORAGE_VERSION, views)).encode()).hexdigest()
+    return hashlib.sha256(repr((STORAGE_VERSION, views, MACROS)).encode()).hexdigest()
 
 
 def _definition(store: Path) -> str | None:
@@ -321,6 +309,8 @@ def _write(store: Path, views: dict[str, str]) -> None:
             c.execute("USE store")
             for name, select in views.items():
                 c.execute(f"CREATE VIEW {name} AS {select}")
+            for head, select in MACROS.items():
+                c.execute(f"CREATE MACRO {head} AS TABLE {select}")
             c.execute(f"CREATE VIEW store_definition AS SELECT {_quote(_digest(views))} AS digest")
             c.execute("USE memory")
             c.execute("DETACH store")

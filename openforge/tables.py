@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class TableError(ValueError):
@@ -110,6 +110,17 @@ SAMPLING = pa.struct(
         ("max_tokens", _i32),
     ]
 )
+DISPATCH = pa.struct(
+    [
+        ("tool", _str),
+        ("endpoint", _str),
+        ("arguments", _str),
+        ("status", _i32),
+        ("response", _str),
+        ("latency", _f64),
+        ("time", _str),
+    ]
+)
 SECONDS = pa.struct([("queue", _f64), ("setup", _f64), ("agent", _f64), ("verify", _f64), ("total", _f64)])
 
 _TASK_COLUMNS = (
@@ -161,9 +172,14 @@ ROLLOUTS = Table(
         Column("draw", _i32, "Count of repeats of the task within one table, from 0."),
         Column("shard", _i32, "Shard that runs it, from 1; a group never spans shards."),
         Column("reserve", _bool, "Held back for dynamic sampling."),
-        Column("orchestrator", _str, "Sandbox backend: local."),
-        Column("image", _str, "Root file system of the sandbox; host is the machine's own, read-only."),
+        Column("orchestrator", _str, "Sandbox backend: local or orchard."),
+        Column(
+            "image",
+            _str,
+            "Root file system of the sandbox; host is the backend's default, e.g. this machine's own, read-only.",
+        ),
         Column("network", _str, "Network mode of the sandbox: none, proxy or open."),
+        Column("grading", _str, "Where its verifier runs: in the same sandbox, or in a second one."),
         Column("harness", _str, "Harness that drives the episode."),
         Column("harness_options", _str, "The harness's options as JSON."),
         Column("judge", _str, "Judge configuration as JSON; NULL without one.", True),
@@ -207,6 +223,22 @@ EPISODES = Table(
         Column("message", _str, "One sentence on an end that is not `completed`.", True),
         Column("harness_exit", _i32, "Exit code of the harness; NULL if it was killed or never ran.", True),
         Column("verifier_output", _str, "The verifier's JSON line; NULL if it gave none.", True),
+        Column("answer", _str, "The agent's last message; NULL if it gave none.", True),
+        Column(
+            "dispatches",
+            pa.list_(DISPATCH),
+            "Calls of the task's tools in the order in which they ended (see the view dispatches): arguments and "
+            "response as JSON, the HTTP status, seconds, ISO 8601 time; NULL if the agent did not come to its end.",
+            True,
+        ),
+        Column("audit", _str, "What each of the task's services says was done to it, as JSON; NULL without.", True),
+        Column(
+            "snapshot",
+            _str,
+            "What the task had looked at in the work folder after the agent, as JSON; NULL if nothing.",
+            True,
+        ),
+        Column("user_rounds", _i32, "Messages of the simulated user after the first; 0 without one."),
         Column("turns", _i32, "Calls answered."),
         Column("prompt_tokens", _i64, "Prompt tokens over all calls; NULL where an endpoint did not tell them.", True),
         Column(
@@ -217,7 +249,8 @@ EPISODES = Table(
         Column(
             "artifacts",
             _str,
-            "Kept log of the harness: `artifacts/.../shard=NNNN.zip/MEMBER` below results/<run>/; NULL if none.",
+            "Kept log of the harness: `artifacts/.../shard=NNNN.zip/MEMBER` below results/<run>/, with the work folder "
+            "beside it where that is kept; NULL if none.",
             True,
         ),
     ),
@@ -489,6 +522,8 @@ def _loses(declared: pa.DataType, given: pa.DataType) -> bool:
 def _short(t: pa.DataType) -> str:
     if t.equals(FILE):
         return "file"
+    if t.equals(DISPATCH):
+        return "dispatch"
     if pa.types.is_struct(t):
         return "struct<" + ", ".join(f"{f.name}: {_short(f.type)}" for f in t) + ">"
     if pa.types.is_list(t):

@@ -1,6 +1,8 @@
 rule score:
     input:
-        shard_files("episodes"),
+        rollouts="results/{run}/rollouts/purpose={purpose}/cell={cell}/iteration={k}/rollouts.parquet",
+        episodes=shard_files("episodes"),
+        calls=shard_files("calls"),
     output:
         "results/{run}/scores/purpose={purpose}/cell={cell}/iteration={k}/scores.parquet",
     log:

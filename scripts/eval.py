@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from openforge import manifest
 from openforge.config import EvalConfig
-from openforge.eval import evaluate_run
+from openforge.eval import evaluate_run, headline
 from openforge.job import job
 
 with job("eval", snakemake) as j:  # noqa: F821
@@ -14,4 +14,4 @@ with job("eval", snakemake) as j:  # noqa: F821
     if isinstance(j.config, EvalConfig):
         about = manifest.evaluated(j.part["cell"], j.iteration, r["policy"], r["policy_versions"])
         manifest.append(j.run_dir, j.config, j.root, began, about)
-    j.say(f"pass@1 {r['p']:.3f} [{r['low']:.3f}, {r['high']:.3f}] over {r['n']} tasks, {r['missing']} missing")
+    j.say(headline(r))

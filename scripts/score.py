@@ -5,11 +5,16 @@ from pathlib import Path
 from openforge import score, tables
 from openforge.job import job
 from openforge.rollout import reopen
+from openforge.score.again import scorer
 
 with job("score", snakemake) as j:  # noqa: F821
-    files = [Path(f) for f in snakemake.input]  # noqa: F821
+    files = [Path(f) for f in snakemake.input.episodes]  # noqa: F821
     episodes = tables.read_rows(files, tables.EPISODES)
-    rows = score.score_all(episodes)
+    rollouts = tables.read_rows(snakemake.input.rollouts, tables.ROLLOUTS)  # noqa: F821
+    with scorer(j.config, j.root) as s:
+        # Read for a judge alone: they are most of a run.
+        calls = tables.read_rows(snakemake.input.calls, tables.CALLS) if s.judge else []  # noqa: F821
+        rows = s.score_all(episodes, rollouts, calls)
     try:
         j.say(score.check_quorum(episodes, rows, j.config.rollout.quorum))
     except score.QuorumError as e:

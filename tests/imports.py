@@ -13,7 +13,7 @@ from pathlib import Path
 
 PACKAGE = "openforge"
 STAGES = ("tasks", "plan", "rollout", "score", "samples", "train", "eval", "report")
-LIBRARIES = ("policy", "proxy", "sandboxes", "harnesses", "environments")
+LIBRARIES = ("policy", "proxy", "judge", "sandboxes", "harnesses", "environments")
 # The command line stands above all: it imports anything, and nothing below imports it.
 COMMANDS = ("cli", "verbs")
 # The tables of statuses and of estimators are meeting places that stand with the stage that uses them.
@@ -22,7 +22,9 @@ MEETING_PLACES = (
     "store",
     "config",
     "config_reading",
+    "config_sandbox",
     "config_training",
+    "config_judge",
     "config_docs",
     "config_checks",
     "software",

@@ -49,6 +49,11 @@ class EnvCallResult:
         harness_log: the end of what the harness printed.
         answer: the agent's last message, None if it gave none.
         cpu_seconds: CPU seconds of the harness and its commands, None where they were not measured.
+        dispatches: calls of the task's tools, with the members of the column `dispatches`; None if the agent did not
+            come to its end.
+        audit: what the task's services say was done to them, as JSON; None without services.
+        snapshot: what the task asks to be looked at after the agent, as JSON; None where it asks for nothing.
+        user_rounds: messages of the simulated user.
     """
 
     status: str = "setup_failed"
@@ -61,6 +66,10 @@ class EnvCallResult:
     harness_log: bytes = b""
     answer: str | None = None
     cpu_seconds: float | None = None
+    dispatches: list[dict[str, Any]] | None = None
+    audit: str | None = None
+    snapshot: str | None = None
+    user_rounds: int = 0
 
 
 class SessionEnd(Protocol):
@@ -71,6 +80,10 @@ class SessionEnd(Protocol):
 
     @property
     def policy_failed(self) -> str | None: ...
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages of the agent's main thread in the chat format, its last answer included."""
+        ...
 
 
 CloseSession = Callable[[bool], Awaitable[SessionEnd | None]]
@@ -94,9 +107,11 @@ class PipelineEnv(Protocol):
 
         Args:
             task: the rollout row.
-            limits: turns, tokens and seconds in force.
+            limits: turns, tokens and seconds in force; `setup_seconds` and `verify_seconds`, what is left for the
+                setup phase and what the verify phase may take (a key that is missing sets no limit).
             session: closes the episode's session at the proxy; called once the harness has ended, with
                 whether it ended by itself.
+            judge: the rollout's judge, whose endpoint plays users, too; None without one.
 
         Raises:
             SandboxError: the sandbox could not be used, or was lost.

@@ -1,4 +1,9 @@
-"""Estimates from repeated samples of tasks: unbiased pass@k, and a bootstrap interval clustered by task."""
+"""Estimates from repeated samples of tasks: unbiased pass@k, pass^k in its three kinds, and a bootstrap interval
+clustered by task.
+
+pass@k asks whether any of k trials passes, pass^k whether all of them do. Public benchmarks mean three things
+by pass^k; here each has its name.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +39,47 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Raises:
         ValueError: k is not in 1..n, or c not in 0..n.
     """
-    if not 1 <= k <= n or not 0 <= c <= n:
-        raise ValueError(f"pass@{k} cannot be estimated from {c} passes among {n} samples")
+    _check(n, c, k, "pass@")
     return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def pass_all_k(trials: Sequence[bool], k: int) -> float:
+    """1 if the first k trials of a task all passed, else 0: ClawEval's headline pass^3 with k = 3.
+
+    Raises:
+        ValueError: k is not in 1..len(trials).
+    """
+    _check(len(trials), sum(trials), k, "pass^")
+    return float(all(trials[:k]))
+
+
+def pass_rate_power_k(n: int, c: int, k: int) -> float:
+    """(c / n)^k, as ClawEval's library has it: of k further trials all pass, if c / n were the true rate.
+
+    Biased upwards: by Jensen's inequality its mean over draws is more than p^k.
+
+    Raises:
+        ValueError: k is not in 1..n, or c not in 0..n.
+    """
+    _check(n, c, k, "pass^")
+    return float((c / n) ** k)
+
+
+def pass_draw_k(n: int, c: int, k: int) -> float:
+    """C(c, k) / C(n, k): k of the n trials, drawn without replacement, all pass; unbiased for p^k.
+
+    tau-bench (Yao et al. 2024, section 4) and QwenClawBench have this one.
+
+    Raises:
+        ValueError: k is not in 1..n, or c not in 0..n.
+    """
+    _check(n, c, k, "pass^")
+    return comb(c, k) / comb(n, k)
+
+
+def _check(n: int, c: int, k: int, what: str) -> None:
+    if not 1 <= k <= n or not 0 <= c <= n:
+        raise ValueError(f"{what}{k} cannot be estimated from {c} passes among {n} samples")
 
 
 def clustered(clusters: Sequence[tuple[float, float]], seed: int = 0) -> Estimate:

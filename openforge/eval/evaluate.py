@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openforge.eval.estimate import Estimate, clustered, pass_at_k
+from openforge.eval.estimate import Estimate, clustered, pass_all_k, pass_at_k, pass_draw_k, pass_rate_power_k
 from openforge.tables import EPISODES, ROLLOUTS, SCORES, partition_path, read_rows, write_beside
 
 Row = Mapping[str, Any]
+# Trials of a task in ClawEval's headline.
+TRIALS = 3
 NO_EPISODE = "no_episode"
 
 
@@ -28,7 +30,11 @@ def evaluate(episodes: Sequence[Row], scores: Sequence[Row], rollouts: Sequence[
 
     Returns:
         p, low, high, n: pass@1 over n tasks with its interval;
-        pass_at: the same by k, for 1, 2, 4, ... and the smallest number of samples of a task;
+        pass_at: the same by k, for 1, 2, 3, 4, 8, ... and the smallest number of samples of a task;
+        pass_hat: pass^k by the same k, each in three kinds: all_k (the first k trials all pass), power ((c/n)^k) and
+            draw (C(c,k)/C(n,k));
+        claw: ClawEval's headline pass^3 and pass@3 over the first three trials, with tasks, trials (3 a task) and
+            missing of those; NULL where a task has fewer than three;
         episodes: planned rollouts; missing: those of them without a verdict, and missing_by_status;
         reward: mean reward of the judged episodes, NULL without any;
         by_kind: p, low, high, n, episodes, missing by the task's kind; statuses: final episodes by status;
@@ -63,6 +69,8 @@ def evaluate(episodes: Sequence[Row], scores: Sequence[Row], rollouts: Sequence[
         "harness_versions": sorted({e["harness_version"] for e in final.values()}),
         **_headline(planned, passed),
         "pass_at": {str(k): _pass_at(planned, passed, k)._asdict() for k in _ks(planned)},
+        "pass_hat": {str(k): _pass_hat(planned, passed, k) for k in _ks(planned)},
+        "claw": _claw(planned, passed),
         "reward": sum(rewards) / len(rewards) if rewards else None,
         "missing_by_status": dict(
             sorted(Counter(final[i]["status"] if (i := r["rollout_id"]) in final else NO_EPISODE for r in lost).items())
@@ -94,6 +102,21 @@ def evaluate_run(run_dir: Path, cell: str, iteration: int | None) -> dict[str, A
     return result
 
 
+def headline(result: Mapping[str, Any]) -> str:
+    """One line on an evaluation: pass@1, ClawEval's pass^3 and pass@3 where they can be had, and the denominators."""
+    claw = result["claw"]
+    parts = [f"pass@1 {interval(result)}"]
+    if claw is not None:
+        parts += [f"{name} {interval(claw[name])}" for name in ("pass^3", "pass@3")]
+    counts = f"over {result['n']} tasks, {result['episodes']} episodes, {result['missing']} missing (counted as failed)"
+    return f"{', '.join(parts)} {counts}"
+
+
+def interval(figure: Mapping[str, Any]) -> str:
+    """An estimate as text."""
+    return f"{figure['p']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
+
+
 def _one(rows: Iterable[Row], column: str) -> Any:
     values = {r[column] for r in rows}
     if len(values) != 1:
@@ -109,16 +132,47 @@ def _latest(scores: Iterable[Row]) -> dict[str, Row]:
     return latest
 
 
-def _counts(rows: Sequence[Row], passed: Mapping[str, bool | None]) -> list[tuple[int, int]]:
-    """(samples, passes) a task."""
-    tasks: dict[str, list[bool]] = defaultdict(list)
+def _trials(rows: Sequence[Row], passed: Mapping[str, bool | None]) -> list[list[bool | None]]:
+    """What became of the samples of each task, in their order: passed, failed, or missing (None)."""
+    tasks: dict[str, list[Row]] = defaultdict(list)
     for r in rows:
-        tasks[r["task_id"]].append(passed[r["rollout_id"]] is True)
-    return [(len(v), sum(v)) for v in tasks.values()]
+        tasks[r["task_id"]].append(r)
+    order = [sorted(v, key=lambda r: (r["draw"], r["sample"])) for v in tasks.values()]
+    return [[passed[r["rollout_id"]] for r in v] for v in order]
+
+
+def _judged(trials: Sequence[bool | None]) -> list[bool]:
+    """Missing is failed."""
+    return [t is True for t in trials]
 
 
 def _pass_at(rows: Sequence[Row], passed: Mapping[str, bool | None], k: int) -> Estimate:
-    return clustered([(pass_at_k(n, c, k), 1.0) for n, c in _counts(rows, passed)])
+    tasks = map(_judged, _trials(rows, passed))
+    return clustered([(pass_at_k(len(t), sum(t), k), 1.0) for t in tasks])
+
+
+def _pass_hat(rows: Sequence[Row], passed: Mapping[str, bool | None], k: int) -> dict[str, Any]:
+    tasks = list(map(_judged, _trials(rows, passed)))
+    values = {
+        "all_k": [pass_all_k(t, k) for t in tasks],
+        "power": [pass_rate_power_k(len(t), sum(t), k) for t in tasks],
+        "draw": [pass_draw_k(len(t), sum(t), k) for t in tasks],
+    }
+    return {kind: clustered([(v, 1.0) for v in found])._asdict() for kind, found in values.items()}
+
+
+def _claw(rows: Sequence[Row], passed: Mapping[str, bool | None]) -> dict[str, Any] | None:
+    """ClawEval's headline: of its first three trials a task passes all (pass^3) or any (pass@3); missing is failed."""
+    tasks = [t[:TRIALS] for t in _trials(rows, passed)]
+    if min(map(len, tasks)) < TRIALS:
+        return None
+    return {
+        "pass^3": clustered([(pass_all_k(_judged(t), TRIALS), 1.0) for t in tasks])._asdict(),
+        "pass@3": clustered([(float(any(t)), 1.0) for t in tasks])._asdict(),
+        "tasks": len(tasks),
+        "trials": TRIALS * len(tasks),
+        "missing": sum(t is None for trials in tasks for t in trials),
+    }
 
 
 def _headline(rows: Sequence[Row], passed: Mapping[str, bool | None]) -> dict[str, Any]:
@@ -128,4 +182,4 @@ def _headline(rows: Sequence[Row], passed: Mapping[str, bool | None]) -> dict[st
 
 def _ks(rows: Sequence[Row]) -> list[int]:
     fewest = min(Counter(r["task_id"] for r in rows).values())
-    return sorted({fewest} | {2**i for i in range(fewest.bit_length())})
+    return sorted({fewest, min(TRIALS, fewest)} | {2**i for i in range(fewest.bit_length())})

@@ -11,15 +11,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from openforge import software
-from openforge.sandboxes.join import BASE_ENV
+from openforge.sandboxes.join import BASE_ENV, HOME
 from openforge.sandboxes.protocol import Bind, Sandbox, SandboxFileError
 
 LOG_BYTES = 1 << 18  # of a harness's output that is kept, its end
 RECORD_BYTES = 1 << 25  # of a trajectory that is read
 NOT_STARTED = (126, 127)  # exit codes of a program that cannot be run, or does not exist
+COMMANDS = f"{HOME}/.local/bin"  # where an environment puts commands for the agent; the last folder on PATH
+MCP_NAME = "task"  # of the MCP server with the task's tools, in a harness's configuration
+MCP_START, MCP_CALL = 60, 120  # seconds that its start and a call may take, on a busy machine
 
 
 class HarnessError(RuntimeError):
@@ -39,6 +42,8 @@ class Context:
         options: the harness's options of the rollout row.
         home, cwd: folders inside.
         root: the project's root, which paths in options start from.
+        mcp_url: MCP server (streamable HTTP) with the task's tools, for a harness that takes one; None for none.
+        again: the harness has ended before in this episode, and `instruction` is the user's next message.
     """
 
     instruction: str
@@ -53,6 +58,8 @@ class Context:
     home: str
     cwd: str
     root: Path
+    mcp_url: str | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,14 @@ class Ended:
     Attributes:
         exit_code: -n after signal n; None if it was killed at its time limit.
         log: the end of what it printed.
+        note: why it ended, where that is not its own doing, e.g. the sandbox's limit of memory.
         cpu_seconds: of the harness and its commands, where it was measured.
     """
 
     exit_code: int | None
     log: bytes
     cpu_seconds: float | None = None
+    note: str | None = None
 
     @property
     def timed_out(self) -> bool:
@@ -116,6 +125,9 @@ class Harness(ABC):
         measured: None where it was never run.
         constants: environment variables that are the same in every episode.
         record: file below $HOME that it writes its trajectory to, None if it prints it.
+        tools: how a task's tools come to it: as an MCP server in its configuration, or as a command of its shell.
+        resumes: whether it goes on with its own conversation when it is run again (`Context.again`); one that cannot
+            is told the conversation so far.
         log: new file outside that what it prints goes to as it comes, for whoever watches one episode; else None.
     """
 
@@ -128,6 +140,8 @@ class Harness(ABC):
     measured: ClassVar[Measured | None] = None
     constants: ClassVar[dict[str, str]]
     record: ClassVar[str | None] = None
+    tools: ClassVar[Literal["mcp", "command"]] = "command"
+    resumes: ClassVar[bool] = False
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or software.ROOT
@@ -218,7 +232,7 @@ class Harness(ABC):
 
     def environment(self) -> dict[str, str]:
         """The part of the environment that is the same in every episode."""
-        return {**BASE_ENV, "PATH": path_with_python(), **self.constants}
+        return {**BASE_ENV, "PATH": agent_path(), **self.constants}
 
     async def run(self, sandbox: Sandbox, ctx: Context) -> Ended:
         """Run the harness to its end inside the sandbox.
@@ -241,7 +255,7 @@ class Harness(ABC):
         if done.exit_code in NOT_STARTED:
             told = log.decode(errors="replace").strip()[-300:]
             raise HarnessError(f"{self.name} could not be started in the sandbox: {argv[0]}: {told}")
-        return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:])
+        return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:], note=done.note)
 
     async def upload(self, sandbox: Sandbox, ctx: Context) -> None:
         """Put the configuration files in place."""
@@ -309,12 +323,17 @@ def path_with_python() -> str:
     return BASE_ENV["PATH"] if python in BASE_ENV["PATH"].split(":") else f"{BASE_ENV['PATH']}:{python}"
 
 
+def agent_path() -> str:
+    """PATH of a harness: `path_with_python`, then what the environment brings."""
+    return f"{path_with_python()}:{COMMANDS}"
+
+
 def failed(name: str, ended: Ended) -> str | None:
     """The sentence on a process that ended with an error."""
     if ended.exit_code in (0, None):
         return None
     lines = ended.log.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"{name} exited with code {ended.exit_code}: {lines[-1][-300:]}"
+    return f"{name} exited with code {ended.exit_code}: {ended.note or lines[-1][-300:]}"
 
 
 def option_file(ctx: Context, key: str) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 from openforge.harnesses import base
@@ -28,11 +29,21 @@ class ClaudeCode(base.Harness):
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "IS_SANDBOX": "1",
+        # Else a server's tools are not in the prompt but searched for, with a tool of its own.
+        "ENABLE_TOOL_SEARCH": "false",
+        "MCP_TIMEOUT": str(base.MCP_START * 1000),
+        "MCP_TOOL_TIMEOUT": str(base.MCP_CALL * 1000),
     }
+    tools = "mcp"
+    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         instructions = base.option_file(ctx, "instructions")
-        return {} if instructions is None else {"instructions.md": instructions}
+        files = {} if instructions is None else {"instructions.md": instructions}
+        if ctx.mcp_url is not None:
+            servers = {base.MCP_NAME: {"type": "http", "url": ctx.mcp_url}}
+            files["mcp.json"] = json.dumps({"mcpServers": servers}).encode()
+        return files
 
     def env(self, ctx: base.Context) -> dict[str, str]:
         return {
@@ -54,7 +65,9 @@ class ClaudeCode(base.Harness):
             argv += ["--tools", ctx.options["tools"]]
         if ctx.options.get("instructions") is not None:
             argv += ["--system-prompt-file", f"{ctx.home}/instructions.md"]
-        return argv
+        if ctx.mcp_url is not None:
+            argv += ["--mcp-config", f"{ctx.home}/mcp.json", "--strict-mcp-config"]
+        return [*argv, "--continue"] if ctx.again else argv
 
     def stdin(self, ctx: base.Context) -> bytes | None:
         # As an argument, an instruction that starts with - would be taken for an option.

@@ -26,6 +26,8 @@ class Codex(base.Harness):
     )
     measured = base.Measured({"": 5172, "instructions": 1363}, cpu_seconds=0.3, rss_mb=145, disk_mb=655)
     constants: ClassVar[dict[str, str]] = {}
+    tools = "mcp"
+    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         instructions = base.option_file(ctx, "instructions")
@@ -55,17 +57,27 @@ class Codex(base.Harness):
             "skills": {"include_instructions": False},
             "model_providers.proxy": provider,
         }
+        if ctx.mcp_url is not None:
+            sections[f"mcp_servers.{base.MCP_NAME}"] = {
+                "url": ctx.mcp_url,
+                # Without its tools there is no task: it must not begin without them.
+                "required": True,
+                "startup_timeout_sec": base.MCP_START,
+                "tool_timeout_sec": base.MCP_CALL,
+            }
         files = {".codex/config.toml": base.toml(top, sections)}
         return files if instructions is None else {**files, _INSTRUCTIONS: instructions}
 
     def env(self, ctx: base.Context) -> dict[str, str]:
         # As its launcher does, which is not installed: the package brings its own ripgrep.
-        path = f"{self.folder}/{_VENDOR}/codex-path:{base.path_with_python()}"
+        path = f"{self.folder}/{_VENDOR}/codex-path:{base.agent_path()}"
         return {"OPENFORGE_API_KEY": ctx.api_key, "PATH": path}
 
     def argv(self, ctx: base.Context) -> list[str]:
         mode = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--strict-config", "--json"]
         # The instruction comes on standard input: as an argument it could be taken for an option.
+        if ctx.again:
+            return [self._binary(), "exec", "resume", "--last", *mode, "-"]
         return [self._binary(), "exec", *mode, "-"]
 
     def stdin(self, ctx: base.Context) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openforge.harnesses import base
 
@@ -28,6 +28,7 @@ class Openclaw(base.NodeHarness):
     )
     measured = base.Measured({"": 9039, "bare": 8889}, cpu_seconds=10.1, rss_mb=1304, disk_mb=878)
     constants: ClassVar[dict[str, str]] = {}
+    tools = "mcp"
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         model = {
@@ -46,12 +47,23 @@ class Openclaw(base.NodeHarness):
             "timeoutSeconds": max(1, int(ctx.seconds)),
             "models": [model],
         }
-        config = {
+        config: dict[str, Any] = {
             "models": {"mode": "replace", "providers": {"proxy": provider}},
             "agents": {"defaults": {"model": {"primary": f"proxy/{ctx.model}"}}},
             "update": {"checkOnStart": False},
             "plugins": {"enabled": False},
         }
+        if ctx.mcp_url is not None:
+            server = {
+                "url": ctx.mcp_url,
+                "transport": "streamable-http",
+                "connectionTimeoutMs": base.MCP_START * 1000,
+                "requestTimeoutMs": base.MCP_CALL * 1000,
+            }
+            config["mcp"] = {"servers": {base.MCP_NAME: server}}
+            # Else a server's tools are not in the prompt but searched for, as are some forty of its own that need what
+            # is not here; those that it declares itself stay.
+            config["tools"] = {"toolSearch": False, "allow": ["group:fs", "group:runtime", "bundle-mcp"]}
         return {_CONFIG: json.dumps(config).encode()}
 
     def env(self, ctx: base.Context) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openforge.harnesses import base
 
@@ -27,6 +27,8 @@ class Opencode(base.Harness):
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
     }
+    tools = "mcp"
+    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         limit = {"context": ctx.context_window, "output": ctx.max_tokens}
@@ -36,13 +38,16 @@ class Opencode(base.Harness):
             "options": {"baseURL": f"{ctx.base_url}/v1", "apiKey": "{env:OPENFORGE_API_KEY}"},
             "models": {ctx.model: {"name": ctx.model, "limit": limit}},
         }
-        config = {
+        config: dict[str, Any] = {
             "autoupdate": False,
             "share": "disabled",
             "snapshot": False,
             "permission": "allow",
             "provider": {"proxy": provider},
         }
+        if ctx.mcp_url is not None:
+            server = {"type": "remote", "url": ctx.mcp_url, "oauth": False, "timeout": base.MCP_CALL * 1000}
+            config["mcp"] = {base.MCP_NAME: server}
         return {".config/opencode/opencode.json": json.dumps(config).encode()}
 
     def env(self, ctx: base.Context) -> dict[str, str]:
@@ -50,7 +55,8 @@ class Opencode(base.Harness):
 
     def argv(self, ctx: base.Context) -> list[str]:
         # Without a title it asks for one, in a call of its own.
-        return [self._binary(), "run", "--format", "json", "--model", f"proxy/{ctx.model}", "--title", "task"]
+        argv = [self._binary(), "run", "--format", "json", "--model", f"proxy/{ctx.model}", "--title", "task"]
+        return [*argv, "--continue"] if ctx.again else argv
 
     def stdin(self, ctx: base.Context) -> bytes | None:
         # As an argument, an instruction that starts with - would be taken for an option.

@@ -26,6 +26,7 @@ class Pi(base.NodeHarness):
         "PI_SKIP_VERSION_CHECK": "1",
         "PI_TELEMETRY": "0",
     }
+    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         model = {
@@ -63,8 +64,8 @@ class Pi(base.NodeHarness):
         return {"OPENFORGE_API_KEY": ctx.api_key}
 
     def argv(self, ctx: base.Context) -> list[str]:
-        mode = ["-p", "--mode", "json", "--no-session", "--provider", "proxy", "--model", ctx.model]
-        return [*self.command(), *mode]
+        mode = ["-p", "--mode", "json", "--provider", "proxy", "--model", ctx.model]
+        return [*self.command(), *mode, "--continue"] if ctx.again else [*self.command(), *mode]
 
     def stdin(self, ctx: base.Context) -> bytes | None:
         # As an argument, an instruction that starts with @ or - would be taken for a file or an option.

@@ -41,6 +41,8 @@ class QwenCode(base.NodeHarness):
     cannot = ("Its pins leave out the optional packages for images, audio and the clipboard.",)
     measured = base.Measured({"": 18207, "tools": 10607}, cpu_seconds=3.3, rss_mb=1897, disk_mb=354)
     constants: ClassVar[dict[str, str]] = {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
+    tools = "mcp"
+    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         settings: dict[str, Any] = {
@@ -52,6 +54,11 @@ class QwenCode(base.NodeHarness):
         if ctx.options.get("tools") is not None:
             offered = [name.strip() for name in ctx.options["tools"].split(",")]
             settings["tools"] = {"disabled": [name for name in _TOOLS if name not in offered]}
+        if ctx.mcp_url is not None:
+            # Else they are not in the prompt but searched for.
+            always = {"alwaysLoadTools": True, "trust": True}
+            server = {"httpUrl": ctx.mcp_url, "timeout": base.MCP_CALL * 1000, **always}
+            settings["mcpServers"] = {base.MCP_NAME: server}
         return {".qwen/settings.json": json.dumps(settings).encode()}
 
     def env(self, ctx: base.Context) -> dict[str, str]:
@@ -65,6 +72,8 @@ class QwenCode(base.NodeHarness):
     def argv(self, ctx: base.Context) -> list[str]:
         argv = [*self.command(), "--yolo", "--auth-type", "openai", "--model", ctx.model]
         argv += ["--output-format", "stream-json"]
+        if ctx.again:
+            argv.append("--continue")
         if ctx.turns is not None:
             argv += ["--max-session-turns", str(ctx.turns)]
         instructions = base.option_file(ctx, "instructions")

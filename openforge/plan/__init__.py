@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openforge import tables
-from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling
+from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling, Sandbox
+from openforge.config_sandbox import DEFAULT_IMAGE
 
 # numpy and torch take 32-bit seeds; staying below 2**31 fits every consumer.
 SEED_BITS = 31
@@ -65,6 +66,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
     seen: Counter[str] = Counter()
+    judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
     for g, task in enumerate(drawn):
         repeat = seen[task["task_id"]]
@@ -88,12 +90,13 @@ def _rows(
                     draw=repeat,
                     shard=place * shards // among + 1,
                     reserve=g >= planned,
-                    orchestrator=config.rollout.sandbox,
-                    image="host",
-                    network=config.rollout.network,
+                    orchestrator=config.sandbox.backend,
+                    image=config.sandbox.image or DEFAULT_IMAGE,
+                    network=config.sandbox.network,
+                    grading=config.sandbox.grading,
                     harness=harness.name,
-                    harness_options=json.dumps(harness.model_dump(exclude={"name"}), sort_keys=True),
-                    judge=None,
+                    harness_options=harness_options(harness, config.sandbox),
+                    judge=judge,
                     limits={
                         "turns": _lower(own["turns"], limits.turns),
                         "tokens": _lower(own["tokens"], limits.tokens),
@@ -105,6 +108,14 @@ def _rows(
                 )
             )
     return rows
+
+
+def harness_options(harness: Harness, sandbox: Sandbox) -> str:
+    """The options of a harness as JSON, with the launch that its sandboxes allow where none is asked for."""
+    options = harness.model_dump(exclude={"name"})
+    if options["launch"] is None and harness.name == "mini_swe_agent":
+        options["launch"] = "fork" if sandbox.can_fork() else "command"
+    return json.dumps(options, sort_keys=True)
 
 
 def shards(config: RunConfig | EvalConfig, cell: Cell | None) -> int:

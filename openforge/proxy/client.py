@@ -58,6 +58,19 @@ class Summary:
         times what is stored."""
         return whole(self.stored)
 
+    def conversation(self) -> list[Json]:
+        """The messages of the main thread in the chat format, its last answer included.
+
+        That is the last call that was offered tools, if any was: titles and summaries are not, and sub-agents are done
+        before the agent that asked them. What a harness compacted is in it as the summary.
+        """
+        calls = [r for r in self.records if r["record"] == "call"]
+        asked = [r for r in calls if r["tools"]] or calls
+        if not asked:
+            return []
+        last = max(asked, key=lambda r: int(r["call"]))
+        return [*last["messages"], *([last["response"]] if last["response"] else [])]
+
 
 class Proxy:
     """A running proxy process; made by `start_proxy`."""

@@ -14,12 +14,15 @@ Row = Mapping[str, Any]
 Metric = Literal["reward", "acc"]
 
 
-def metric_of(episode: Row, metric: Metric) -> float | None:
-    """What an ended episode adds to its group's variance: its outcome, or whether it passed; None without a verdict."""
+def metric_of(episode: Row, metric: Metric, claw: verdict.Claw = "pass") -> float | None:
+    """What an ended episode adds to its group's variance: its outcome, or whether it passed; None without a verdict, or
+    with one that a judge has still to complete."""
     if episode["verifier_output"] is None or not ENDS[episode["status"]].verified:
         return None
     v = verdict.parse(episode["verifier_output"])
-    return float(v.passed) if metric == "acc" else outcome(v.score, v.components)
+    if v.judge is not None and v.judge.asked(v.score):
+        return None
+    return float(v.passed) if metric == "acc" else outcome(verdict.reward(v, claw), v.components)
 
 
 class Groups:

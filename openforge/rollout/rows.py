@@ -56,6 +56,11 @@ class Book:
             "message": None,
             "harness_exit": None,
             "verifier_output": None,
+            "answer": None,
+            "dispatches": None,
+            "audit": None,
+            "snapshot": None,
+            "user_rounds": 0,
             "turns": 0,
             "prompt_tokens": 0,
             "response_tokens": 0,
@@ -64,9 +69,9 @@ class Book:
             "artifacts": None,
         }
 
-    def member(self, episode_id: str) -> str:
+    def member(self, name: str) -> str:
         """What the column `artifacts` says: the archive, and the member within."""
-        return f"{self.archive}/{episode_id}.log"
+        return f"{self.archive}/{name}"
 
     def attempts(self, row: Mapping[str, Any], partial: Partial) -> list[Row]:
         """Rows of a rollout's attempts: those that ended, and those that a process did not live to end."""

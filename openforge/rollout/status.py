@@ -32,6 +32,7 @@ ENDS: dict[str, End] = {
     "policy_failed": End(
         False, False, True, "The policy server or the proxy gave no answer within the episode's time."
     ),
+    "user_failed": End(False, False, True, "The model that plays the task's user gave no message."),
     "sandbox_lost": End(
         False, False, True, "Sandbox or job died under the episode, or the machine lacked memory or disk."
     ),
@@ -46,19 +47,22 @@ ADVICE: dict[str, str] = {
     "agent_error": "`harness_exit` and the harness's log among the artifacts.",
     "budget_exhausted": "`limits.turns`, `limits.tokens` and the task's own limits.",
     "deadline": "How many episodes are in flight for the seconds that an episode takes.",
-    "setup_failed": "The message: a missing file, software environment or bubblewrap.",
+    "setup_failed": "The message: a missing file, software environment or bubblewrap, or more seconds than "
+    "`sandbox.create_seconds` or `sandbox.setup_seconds`.",
     "verifier_failed": "The verifier, by hand: its command stands in the rollout's row.",
-    "verifier_timeout": "`verifier.timeout_seconds` of the task.",
+    "verifier_timeout": "`verifier.timeout_seconds` of the task, and `sandbox.verify_seconds`.",
     "policy_failed": "`.servers/*.log` and the proxy's log in the shard's partial folder.",
-    "sandbox_lost": "Memory, and who killed processes; an interrupted job's own open attempts end so too.",
+    "user_failed": "The endpoint of `judge`, which plays users.",
+    "sandbox_lost": "Where sandboxes run; memory, and who killed processes there. An interrupted job's own open "
+    "attempts end so too.",
     "shard_lost": "The log of the shard's job.",
     "unsupported": "What the message names.",
 }
 
 TRANSITIONS: dict[str, tuple[str, ...]] = {
     "planned": ("setup", "deadline", "shard_lost", "unsupported"),
-    "setup": ("agent", "setup_failed", "policy_failed", "sandbox_lost", "deadline", "shard_lost"),
-    "agent": ("verify", "policy_failed", "sandbox_lost", "deadline", "shard_lost"),
+    "setup": ("agent", "setup_failed", "policy_failed", "sandbox_lost", "unsupported", "deadline", "shard_lost"),
+    "agent": ("verify", "policy_failed", "user_failed", "sandbox_lost", "deadline", "shard_lost"),
     "verify": (
         "completed",
         "agent_timeout",

@@ -1,6 +1,7 @@
 """Sandboxes: the protocol of every backend, and the local one (bubblewrap)."""
 
 from openforge.sandboxes.bwrap import probe
+from openforge.sandboxes.engine_backend import EngineBackend
 from openforge.sandboxes.local import LocalBackend
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Owner, reap
@@ -15,13 +16,16 @@ from openforge.sandboxes.protocol import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxFull,
     SandboxLost,
+    SandboxUnsupported,
 )
 
 __all__ = [
     "Adopter",
     "Backend",
     "Bind",
+    "EngineBackend",
     "ExecResult",
     "FileEntry",
     "Limits",
@@ -32,7 +36,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxFull",
     "SandboxLost",
+    "SandboxUnsupported",
     "probe",
     "reap",
 ]

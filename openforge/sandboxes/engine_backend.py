@@ -58,7 +58,7 @@ class EngineBackend(LocalBackend):
             if not bind.host.exists():
                 raise SandboxError(f"{bind.host} does not exist and cannot be bound into the sandbox")
         (folder / "disk").mkdir()
-        layer.folders(str(folder / "disk"), image=False)
+        layer.folders(str(folder / "disk"), None, layered=False)
         if os.geteuid() == 0:  # see join.enter
             for name in ("work", "home"):
                 os.chown(folder / "disk" / name, AGENT_ID, AGENT_ID)

@@ -2,6 +2,10 @@
 
 An archive is verified against its own digests and unpacked once below a cache folder, by the digest of its
 configuration (the "image id", the same in both layouts). What is unpacked is never written to again.
+
+Of the configuration a sandbox takes the environment, but for HOME and the user's name. There is one user inside, whom
+all files belong to, and commands run in /workspace unless told otherwise: User, WorkingDir, Entrypoint and Cmd are for
+containers that run one service. What the image has in /workspace and /home/agent is copied to each sandbox's own.
 """
 
 from __future__ import annotations

@@ -7,8 +7,16 @@ with the last process in it, so that nothing has to be unmounted, whoever is kil
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from openforge.sandboxes.join import HOME, WORK
+else:  # started by path with -I -S, without the package and its dependencies
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from join import HOME, WORK
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -59,7 +67,7 @@ def mount(folder: str, disk: int | None, lower: str | None) -> None:
     os.chdir(folder)
     if disk is not None:
         _mount("tmpfs", "disk", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={disk},mode=700")
-        folders("disk", lower is not None)
+        folders("disk", lower, lower is not None)
     if lower is not None:
         _mount(lower, "lower", None, _MS_BIND, None)  # its path may hold what the options of overlayfs cannot
         where = "lowerdir=lower,upperdir=disk/upper,workdir=disk/workdir"
@@ -68,10 +76,18 @@ def mount(folder: str, disk: int | None, lower: str | None) -> None:
     os.chdir("/")
 
 
-def folders(disk: str, image: bool) -> None:
-    """Make the folders below <folder>/disk."""
-    for name in ("work", "home", *(("upper", "workdir") if image else ())):
+def folders(disk: str, image: str | None, layered: bool) -> None:
+    """Make the folders below <folder>/disk: an image's for overlayfs, and what it has in those of every sandbox."""
+    for name in ("work", "home", *(("upper", "workdir") if layered else ())):
         os.mkdir(os.path.join(disk, name), 0o755)
+    if image is not None:
+        for name, inside in (("work", WORK), ("home", HOME)):
+            # They are folders, and not links, see unpack.finish; cp follows no link that it copies.
+            source = image + inside
+            if os.listdir(source):
+                code = os.spawnv(os.P_WAIT, "/bin/cp", ["cp", "-a", "--", f"{source}/.", os.path.join(disk, name)])
+                if code != 0:
+                    raise OSError(errno.EIO, "cannot be copied to the sandbox's disk", source)
 
 
 if __name__ == "__main__":  # whether overlayfs works on this folder's file system: an error, or nothing

@@ -27,6 +27,18 @@ class SandboxLost(SandboxError):
     """The sandbox, or the process that keeps it, died under the caller."""
 
 
+class SandboxFull(SandboxError):
+    """There is no room for another sandbox now; `retry_after` says in how many seconds to ask again."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SandboxUnsupported(SandboxError):
+    """The backend does not offer what is asked of it, and never will as it stands: trying again is of no use."""
+
+
 class SandboxFileError(SandboxError):
     """A file inside is missing, of another kind, or too large. `errno` is None for a limit of ours."""
 
@@ -261,6 +273,8 @@ class Backend(Protocol):
             limits: resource limits, else the defaults of `Limits`.
 
         Raises:
+            SandboxFull: there is no room now.
+            SandboxUnsupported: the network, image, binds or limits are not to be had of this backend.
             SandboxError: it cannot be set up; the message says what is missing.
         """
 

@@ -51,8 +51,9 @@ class Roots:
         """Make the folders of a new sandbox; the arguments of `layer.mount` where something has to be mounted."""
         (folder / "disk").mkdir(mode=0o700)
         layered = image is not None and self._no_overlay is None
+        base = None if image is None else str(image.root)
         if disk is None:
-            layer.folders(str(folder / "disk"), layered)
+            await asyncio.to_thread(layer.folders, str(folder / "disk"), base, layered)
         if layered:
             (folder / "lower").mkdir()
             (folder / "root").mkdir()
@@ -62,7 +63,7 @@ class Roots:
             await asyncio.to_thread(_copy, image.root, folder / "root")
         if disk is None and not layered:
             return None
-        return {"folder": str(folder), "disk": disk, "lower": str(image.root) if image and layered else None}
+        return {"folder": str(folder), "disk": disk, "lower": base if layered else None}
 
     def named(self, image: Image | None) -> list[str]:
         """The part of `Sandbox.isolation` on the root file system."""
@@ -80,7 +81,7 @@ def no_overlay(root: Path) -> str | None:
         for part in ("disk", "lower", "root", "source"):
             (folder / part).mkdir()
         (folder / "source/file").touch()
-        layer.folders(str(folder / "disk"), image=True)
+        layer.folders(str(folder / "disk"), None, layered=True)
         program = [sys.executable, "-I", "-S", layer.__file__, name, str(folder / "source")]
         done = subprocess.run(program, capture_output=True, text=True, check=False)
         # overlayfs makes a folder in its work folder that its owner may not enter.

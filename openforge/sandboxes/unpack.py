@@ -19,7 +19,7 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from openforge.sandboxes import layer
     from openforge.sandboxes.join import HOME, WORK
 else:  # started by path with -I -S, without the package and its dependencies

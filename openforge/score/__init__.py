@@ -1,59 +1,19 @@
-"""score: rewards from the verifier's evidence, and the quorum that an iteration must reach."""
+"""score: rewards from the verifier's evidence and the judge's, and the quorum that an iteration must reach."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from openforge.environments import verdict
 from openforge.rollout.status import ENDS
+from openforge.score.scorer import SCORER_VERSION, ScoreError, Scorer, merged
 
-SCORER_VERSION = "verifier-1"
+__all__ = ["SCORER_VERSION", "QuorumError", "ScoreError", "Scorer", "check_quorum", "merged"]
 
 
 class QuorumError(RuntimeError):
     """Too few rollouts ended with a reward; the message counts why."""
-
-
-def score(episode: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """The score row of one episode (tables.SCORES).
-
-    An end without verification has no reward: infrastructure failures are NULL, never 0.
-    """
-    row: dict[str, Any] = {
-        "episode_id": episode["episode_id"],
-        "scorer_version": SCORER_VERSION,
-        "status": "not_scorable",
-        "reward": None,
-        "passed": None,
-        "components": "{}",
-        "judge": None,
-        "scored_at": now,
-    }
-    if episode["status"] == "unsupported":
-        row["status"] = "unsupported"
-    elif ENDS[episode["status"]].verified:
-        if episode["verifier_output"] is None:
-            raise verdict.VerdictError(
-                f"episode {episode['episode_id']} is {episode['status']} but holds no verifier output"
-            )
-        v = verdict.parse(episode["verifier_output"])
-        row |= {
-            "status": "scored",
-            "reward": v.score,
-            "passed": v.passed,
-            "components": json.dumps(v.components, sort_keys=True),
-        }
-    return row
-
-
-def score_all(episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Score rows of the final episodes, in their order."""
-    now = datetime.now(UTC)
-    return [score(e, now) for e in episodes if e["final"]]
 
 
 def check_quorum(episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], quorum: float) -> str:
@@ -64,9 +24,17 @@ def check_quorum(episodes: Sequence[Mapping[str, Any]], scores: Sequence[Mapping
     """
     final = [e for e in episodes if e["final"]]
     rewarded = sum(s["reward"] is not None for s in scores)
-    ends = ", ".join(f"{n} {s}" for s, n in Counter(e["status"] for e in final).most_common())
-    line = f"{rewarded} of {len(final)} rollouts have a reward ({ends})"
+    ends = Counter(e["status"] for e in final)
+    # A judge that failed is no end of an episode.
+    ends.update(s["status"] for s in scores if s["status"] == "judge_failed")
+    told = ", ".join(f"{n} {s}" for s, n in ends.most_common())
+    line = f"{rewarded} of {len(final)} rollouts have a reward ({told})"
     if not final or rewarded < quorum * len(final):
-        first = next((e["message"] for e in final if e["message"] and not ENDS[e["status"]].verified), "none")
-        raise QuorumError(f"{line}; the quorum is {quorum:.0%}. First message: {first}")
+        raise QuorumError(f"{line}; the quorum is {quorum:.0%}. First message: {_first(final, scores) or 'none'}")
     return line
+
+
+def _first(final: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]) -> str | None:
+    """The first sentence on an episode without a reward: its own, or its judgement's."""
+    own = (e["message"] for e in final if e["message"] and not ENDS[e["status"]].verified)
+    return next(own, None) or next((m for s in scores if (m := Scorer.message(s)) is not None), None)

@@ -7,33 +7,31 @@ trained on is what stands in results/<run>/tasks/.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from openforge.config import EvalConfig, RunConfig, Tasks
-from openforge.environments.claw_eval.folder import (
-    Unsupported,
-    doubled_id,
-    make_verifier,
-    read_folder,
-    task_folders,
-    write_folder,
-)
+from openforge.environments.claw_eval.folder import make_verifier, write_folder
 from openforge.tasks import demo, layout, tiny
 from openforge.tasks.errors import TasksError
+from openforge.tasks.sources import NEEDS, read_all
 from openforge.tasks.table import read_table
 
-__all__ = ["GENERATED", "SOURCES", "TasksError", "check_splits", "raw_tasks", "read_folders"]
+__all__ = ["GENERATED", "SOURCES", "TasksError", "check_splits", "configured", "raw_tasks"]
 
 VERIFIER_SECONDS = 30.0
 GENERATED = {"demo": demo.generate, "tiny": tiny.generate}
-SOURCES = "demo, tiny, a folder of task folders, a .parquet file, or a folder of them"
+SOURCES = (
+    "demo, tiny, a folder of task folders, a checkout of ClawEval or QwenClawBench, a .parquet file, or a folder of "
+    "parquet files"
+)
 
 
-def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list[dict[str, Any]]:
+def raw_tasks(
+    config: Tasks, environment: str, folder: Path, root: Path, has: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Rows of tables.TASKS.
 
     Args:
@@ -41,6 +39,7 @@ def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list
         environment: what runs them.
         folder: where generated task folders are written.
         root: what a relative `tasks.source` starts from.
+        has: what the configuration has of what tasks can need (`sources.NEEDS`): judge, user.
 
     Raises:
         TasksError: the source does not exist, holds no task or a wrong one; two tasks have one id.
@@ -54,16 +53,21 @@ def raw_tasks(config: Tasks, environment: str, folder: Path, root: Path) -> list
             write_folder(beside / task["task_id"], row(task, config.source))
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
-        rows = read_folders(folder, config.source)
+        rows = read_all(folder, config.source)
     else:
         source, kind = root / config.source, layout.kind(root / config.source)
         if kind is None:
             raise TasksError(f"tasks.source {config.source!r}: {source} is no folder; it must be {SOURCES}")
         table = kind == "table"
-        rows = read_table(source, config, environment, root) if table else read_folders(source, source.name)
+        rows = read_table(source, config, environment, root) if table else read_all(source, source.name, has)
     if not rows:
         raise TasksError(f"tasks.source {config.source!r} holds no task that can be run")
     return [r | {"environment": environment} for r in rows]
+
+
+def configured(config: RunConfig | EvalConfig) -> frozenset[str]:
+    """What a configuration has of what tasks can need (`sources.NEEDS`)."""
+    return frozenset(n for n in NEEDS if getattr(config, n, None) is not None)
 
 
 def check_splits(rows: Iterable[Mapping[str, Any]], config: RunConfig | EvalConfig) -> None:
@@ -83,25 +87,6 @@ def check_splits(rows: Iterable[Mapping[str, Any]], config: RunConfig | EvalConf
                 f"{key} draws {least if least > 1 else 'tasks'} from split {split!r}, which has {counts[split]} tasks; "
                 f"the splits of {config.tasks.source!r} are {there}"
             )
-
-
-def read_folders(base: Path, source: str) -> list[dict[str, Any]]:
-    """Every task folder below `base`, sorted by name; those that cannot be run here are named and counted."""
-    rows: list[dict[str, Any]] = []
-    left_out: Counter[str] = Counter()
-    ids: dict[Path, str] = {}
-    for path in task_folders(base)[0]:
-        try:
-            rows.append(read_folder(path, split="train", source=source))
-            ids[path] = rows[-1]["task_id"]
-        except Unsupported as e:
-            left_out[e.what] += 1
-    for what, count in left_out.most_common():
-        print(f"warning: {base}: {count} tasks are left out: they need {what}", file=sys.stderr)
-    doubled = doubled_id(ids)
-    if doubled:
-        raise TasksError(f"{base}: {doubled}")
-    return rows
 
 
 def row(task: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -24,12 +24,13 @@ _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.S)
 
 
 def kind(source: Path) -> Literal["folders", "table"] | None:
-    """What a source is: a folder of task folders, or a table in parquet files; None if it is neither."""
+    """What a source is: a folder with tasks (their format is `sources.kind`), a table in parquet files, or None."""
     if source.is_file():
         return "table" if source.suffix == ".parquet" else None
     if not source.is_dir():
         return None
-    if any(source.glob("*/task.yaml")) or next(_parquet(source), None) is None:
+    tasks = ("*/task.yaml", "tasks/*/task.yaml", "tasks/task_*.md")
+    if any(next(source.glob(t), None) for t in tasks) or next(_parquet(source), None) is None:
         return "folders"
     return "table"
 

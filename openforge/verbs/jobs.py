@@ -111,7 +111,8 @@ class Jobs:
             return Counter({"train": source.train, "heldout": source.heldout, "unseen": source.unseen})
         try:
             # A source that is not generated is read where it is; the folder is for those that are.
-            rows = tasks.raw_tasks(source, self.config.environment, self.run_dir / "tasks", self.root)
+            has = tasks.configured(self.config)
+            rows = tasks.raw_tasks(source, self.config.environment, self.run_dir / "tasks", self.root, has)
         except (tasks.TasksError, FolderError) as e:
             raise VerbError(str(e)) from None
         return Counter(r["split"] for r in rows)

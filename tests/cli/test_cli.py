@@ -17,7 +17,8 @@ import yaml
 
 from openforge import __version__, cli
 from openforge.environments.claw_eval.folder import write_folder
-from openforge.tasks import TasksError, read_folders
+from openforge.tasks import TasksError
+from openforge.tasks.sources import read_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CURVE = "select iteration, avg(reward) from episodes where purpose = 'train' group by 1 order by 1"
@@ -297,22 +298,26 @@ def test_tasks_check_refuses_the_doubled_ids_that_the_tasks_job_refuses(task_set
     sentence = f"{task_set}: task_id 'one' stands in several folders (one, three); ids must differ"
     assert (code, lines[-1], len(lines)) == (1, sentence, 4)
     with pytest.raises(TasksError) as e:
-        read_folders(task_set, "set")
+        read_all(task_set, "set")
     assert str(e.value) == sentence
 
 
 def test_tasks_check_leaves_out_what_is_unsupported(task_set, capsys):
     file = task_set / "one" / "task.yaml"
-    file.write_text(file.read_text() + "services: [mail]\n")
+    data = yaml.safe_load(file.read_text())
+    del data["verifier"]
+    file.write_text(yaml.safe_dump(data))
+    (task_set / "one" / "grader.py").touch()
     assert checked(capsys, task_set) == (
         0,
         [
-            f"{task_set}/one: unsupported: task 'one' needs mock services, which this installation cannot run",
+            f"{task_set}/one: unsupported: task 'one' needs the ClawEval checkout around its grader.py, "
+            "which this installation cannot run",
             f"{task_set}/two: ok, task two",
             f"{task_set}: warning: unsupported tasks, which a run leaves out: 1; tasks that are left: 1",
         ],
     )
-    assert [r["task_id"] for r in read_folders(task_set, "set")] == ["two"]
+    assert [r["task_id"] for r in read_all(task_set, "set")] == ["two"]
 
 
 def test_tasks_check_names_near_misses_of_known_keys_and_lets_others_be(task_set, capsys):

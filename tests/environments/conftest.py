@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from stub_harness import End, StubHarness
 
 from openforge.environments import EnvCallResult, create_env, llm_args
 from openforge.environments.claw_eval.folder import make_verifier
+from openforge.environments.claw_eval.setup import KEY, Setup
 from openforge.sandboxes import LocalBackend, Owner
 
 
@@ -32,11 +34,16 @@ def episode(backend: LocalBackend) -> Any:
         seconds: float = 30.0,
         verifier_seconds: float = 30.0,
         end: End | None = None,
+        setup: Setup | None = None,
+        judge: dict[str, Any] | None = None,
+        harness: StubHarness | None = None,
     ) -> EnvCallResult:
-        harness = StubHarness()
+        harness = harness or StubHarness()
         sandbox = await backend.create("e1", binds=harness.binds())
         grader = {"verify.py": verifier, "expected.txt": expected}
         task = {
+            "task_id": "t1",
+            "payload": json.dumps({KEY: setup.payload()} if setup is not None else {}),
             "instruction": agent,
             "files": _files(files or {}),
             "verifier": make_verifier("test", command, _files(grader), verifier_seconds),
@@ -55,9 +62,10 @@ def episode(backend: LocalBackend) -> Any:
             harness_options={},
             limits={"turns": 3, "tokens": None, "seconds": seconds},
             session=close,
+            judge=judge,
         )
-        assert len(exits) == 1
-        result.sandbox, result.exited = sandbox, exits[0]  # type: ignore[attr-defined]
+        assert len(exits) == (result.status != "unsupported")
+        result.sandbox, result.exited = sandbox, exits[0] if exits else None  # type: ignore[attr-defined]
         return result
 
     return run

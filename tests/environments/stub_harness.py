@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openforge.harnesses import Context, Ended, Harness, Output
 from openforge.sandboxes import Bind, Sandbox
@@ -29,7 +29,9 @@ class StubHarness(Harness):
         return self.version
 
     def files(self, ctx: Context) -> dict[str, bytes]:
-        return {"task.sh": ctx.instruction.encode()}
+        # What the environment says of the tools is no script.
+        script = ctx.instruction.partition("\n\nThis task has tools")[0]
+        return {"task.sh": script.encode(), "task.md": ctx.instruction.encode()}
 
     def env(self, ctx: Context) -> dict[str, str]:
         return {}
@@ -51,3 +53,7 @@ class End:
 
     budget_exhausted: bool = False
     policy_failed: str | None = None
+    said: tuple[dict[str, Any], ...] = ()
+
+    def conversation(self) -> list[dict[str, Any]]:
+        return list(self.said)

@@ -9,9 +9,10 @@ from math import comb
 import made_run
 import pytest
 
+from openforge import store
 from openforge import tables as t
-from openforge.eval import EvalError, evaluate, evaluate_run
-from openforge.eval.estimate import clustered, pass_at_k
+from openforge.eval import EvalError, evaluate, evaluate_run, headline
+from openforge.eval.estimate import clustered, pass_all_k, pass_at_k, pass_draw_k, pass_rate_power_k
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -21,6 +22,36 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_pass(n):
         for k in range(1, n + 1):
             subsets = [any(s) for s in itertools.combinations(samples, k)]
             assert pass_at_k(n, c, k) == pytest.approx(sum(subsets) / len(subsets))
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_pass_hat_k_by_enumeration(n):
+    """The draw kind is the share of k-subsets that all pass; the power kind that of k draws with replacement."""
+    for trials in itertools.product([True, False], repeat=n):
+        c = sum(trials)
+        for k in range(1, n + 1):
+            subsets = [all(s) for s in itertools.combinations(trials, k)]
+            assert pass_draw_k(n, c, k) == pytest.approx(sum(subsets) / len(subsets))
+            tuples = [all(s) for s in itertools.product(trials, repeat=k)]
+            assert pass_rate_power_k(n, c, k) == pytest.approx(sum(tuples) / len(tuples))
+            assert pass_all_k(trials, k) == subsets[0]
+
+
+def test_pass_draw_k_is_unbiased_and_the_power_kind_is_not():
+    """Over all outcomes of 5 trials that pass with probability 0.6: p^3 = 0.216."""
+    chance = {c: comb(5, c) * 0.6**c * 0.4 ** (5 - c) for c in range(6)}
+    assert sum(w * pass_draw_k(5, c, 3) for c, w in chance.items()) == pytest.approx(0.216)
+    assert sum(w * pass_at_k(5, c, 3) for c, w in chance.items()) == pytest.approx(1 - 0.4**3)
+    assert sum(w * pass_rate_power_k(5, c, 3) for c, w in chance.items()) > 0.25
+
+
+def test_pass_hat_k_refuses_what_cannot_be_estimated():
+    for estimate in (pass_rate_power_k, pass_draw_k):
+        for n, c, k in ((3, 2, 4), (3, 4, 1), (3, 1, 0)):
+            with pytest.raises(ValueError, match=r"pass\^\d cannot be estimated"):
+                estimate(n, c, k)
+    with pytest.raises(ValueError, match="from 1 passes among 2 samples"):
+        pass_all_k([True, False], 3)
 
 
 def test_pass_at_k_refuses_what_cannot_be_estimated():
@@ -136,6 +167,7 @@ def test_eight_samples_give_pass_at_8_and_a_foreign_policy_has_no_iteration():
     assert {k: v["p"] for k, v in got["pass_at"].items()} == {
         "1": pytest.approx(3 / 8),
         "2": pytest.approx(1 - comb(5, 2) / comb(8, 2)),
+        "3": pytest.approx(1 - comb(5, 3) / comb(8, 3)),
         "4": pytest.approx(1 - comb(5, 4) / comb(8, 4)),
         "8": 1.0,
     }
@@ -144,7 +176,7 @@ def test_eight_samples_give_pass_at_8_and_a_foreign_policy_has_no_iteration():
 def test_k_goes_to_the_task_with_the_fewest_samples():
     episodes, scores, planned = rows(n=5)
     got = evaluate(episodes[:-1], scores[:-1], planned[:-1])
-    assert set(got["pass_at"]) == {"1", "2", "4"}
+    assert set(got["pass_at"]) == {"1", "2", "3", "4"}
 
 
 def test_a_rollout_without_an_episode_or_score_is_missing_and_failed():
@@ -156,6 +188,79 @@ def test_a_rollout_without_an_episode_or_score_is_missing_and_failed():
     assert (got["p"], got["missing"], got["missing_by_status"]) == (0.5, 2, {"completed": 2})
     got = evaluate([], [], planned)
     assert (got["p"], got["missing"], got["reward"]) == (0.0, 4, None)
+
+
+def trials(outcomes):
+    """An evaluation whose tasks have these trials: 1 passed, 0 failed, None without an episode."""
+    raws = [made_run.task(f"x{i}", "copy", "heldout") for i in range(len(outcomes))]
+    pairs = [
+        (made_run.rollout(raw, "eval", "c", None, i), o)
+        for raw, own in zip(raws, outcomes, strict=True)
+        for i, o in enumerate(own)
+    ]
+    held = [(made_run.episode(r, "completed"), o) for r, o in pairs if o is not None]
+    return [e for e, _ in held], [made_run.score(e, float(o)) for e, o in held], [r for r, _ in pairs]
+
+
+# Five tasks of three trials: of them one passes all, three any; the last task's lost trial is a failed one.
+FIVE = [[1, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 1], [0, 0, None]]
+
+
+def test_claw_evals_headline_has_a_divisor_of_three_trials():
+    got = evaluate(*trials(FIVE))["claw"]
+    assert (got["pass^3"]["p"], got["pass@3"]["p"]) == (1 / 5, 3 / 5)
+    assert (got["tasks"], got["trials"], got["missing"]) == (5, 15, 1)
+    for key in ("pass^3", "pass@3"):
+        assert 0 <= got[key]["low"] < got[key]["p"] < got[key]["high"] <= 1
+        assert got[key]["n"] == 5
+
+
+def test_the_line_names_what_it_counts():
+    line = headline(evaluate(*trials(FIVE)))
+    assert line.startswith("pass@1 0.400 [")
+    assert "pass^3 0.200 [" in line
+    assert line.endswith("over 5 tasks, 15 episodes, 1 missing (counted as failed)")
+    assert "^3" not in headline(evaluate(*trials([[1], [0]])))
+
+
+def test_three_kinds_of_pass_hat_k_by_hand():
+    got = evaluate(*trials(FIVE))["pass_hat"]
+    # Passes of three: 3, 2, 0, 1, 0.
+    assert got["2"]["draw"]["p"] == pytest.approx((1 + 1 / 3) / 5)
+    assert got["2"]["power"]["p"] == pytest.approx((1 + 4 / 9 + 1 / 9) / 5)
+    assert got["2"]["all_k"]["p"] == pytest.approx(1 / 5)
+    assert got["3"]["draw"]["p"] == got["3"]["all_k"]["p"] == pytest.approx(1 / 5)
+    assert got["3"]["power"]["p"] == pytest.approx((1 + 8 / 27 + 1 / 27) / 5)
+
+
+def test_the_headline_takes_the_first_three_trials_and_none_of_fewer():
+    more = [[1, 1, 1, 0], [0, 0, 0, 1]]
+    got = evaluate(*trials(more))["claw"]
+    assert (got["pass^3"]["p"], got["pass@3"]["p"], got["trials"]) == (0.5, 0.5, 6)
+    episodes, scores, planned = trials(more)
+    # Whatever the order of the rows, a trial is its sample.
+    assert evaluate(episodes, scores, planned[::-1])["claw"]["pass^3"]["p"] == 0.5
+    assert evaluate(*trials([[1, 1, 1], [1, 1]]))["claw"] is None
+
+
+def test_the_stores_macro_says_the_same(tmp_path):
+    run_dir = tmp_path / "results" / "eval_five"
+    raws = [made_run.task(f"x{i}", "copy", "heldout") for i in range(5)]
+    planned = [
+        (made_run.rollout(raw, "eval", "c", None, i), o)
+        for raw, own in zip(raws, FIVE, strict=True)
+        for i, o in enumerate(own)
+    ]
+    made_run.write_cell(run_dir, "eval", "c", None, planned)
+    got = evaluate_run(run_dir, "c", None)
+    for k in (1, 2, 3):
+        (row,) = store.rows(run_dir, f"from pass_k({k})")
+        assert (row["tasks"], row["too_few"], row["trials"], row["missing"]) == (5, 0, 15, 1)
+        assert row["pass_at"] == pytest.approx(got["pass_at"][str(k)]["p"])
+        for kind in ("all_k", "power", "draw"):
+            assert row[f"pass_hat_{kind}"] == pytest.approx(got["pass_hat"][str(k)][kind]["p"])
+    (row,) = store.rows(run_dir, "from pass_k(4)")
+    assert (row["tasks"], row["too_few"], row["pass_at"], row["pass_hat_draw"]) == (0, 5, None, None)
 
 
 def test_only_the_final_attempt_and_the_latest_score_count():

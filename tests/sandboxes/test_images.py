@@ -206,6 +206,19 @@ async def test_without_overlayfs_an_image_is_copied_and_isolation_says_so(
         await backend.create("g", image=str(archive), limits=Limits(disk_bytes=8 << 20))
 
 
+@pytest.mark.parametrize("disk", [None, 4 << 20])
+async def test_what_an_image_has_in_the_work_folder_is_there(
+    backend: LocalBackend, tmp_path: Path, system: bytes, disk: int | None
+) -> None:
+    (tmp_path / "secret").write_text("of the host")
+    task = (rig.file("workspace/src/main.py", b"print()\n"), rig.link("workspace/l", str(tmp_path / "secret")))
+    archive, _ = rig.oci(tmp_path / "a.tar", [system, rig.layer(*task, rig.file("home/agent/.rc", b"x"))])
+    one, two = [await backend.create(f"e{i}", image=str(archive), limits=Limits(disk_bytes=disk)) for i in range(2)]
+    await one.exec("rm -r src; echo y > ~/.rc")
+    result = await two.exec("cat src/main.py ~/.rc; readlink l; cat l")
+    assert result.stdout == f"print()\nx{tmp_path}/secret\n".encode()
+
+
 async def test_the_disk_of_an_image_is_limited(backend: LocalBackend, tmp_path: Path, system: bytes) -> None:
     archive, _ = rig.oci(tmp_path / "a.tar", [system])
     sandbox = await backend.create("e", image=str(archive), limits=Limits(disk_bytes=4 << 20))

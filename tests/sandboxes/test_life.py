@@ -42,6 +42,7 @@ class Elsewhere:
     """A sandbox owned by another process, which lives until it is killed."""
 
     def __init__(self, root: Path, run: str) -> None:
+        self.root, self.run = root, run
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER, str(root), run], stdout=subprocess.PIPE, text=True
         )
@@ -66,6 +67,7 @@ def elsewhere(tmp_path: Path):  # type: ignore[no-untyped-def]
     yield make
     for e in made:
         e.kill()
+        reap(e.root, e.run)  # a control group is no file of tmp_path
 
 
 async def commands(sandbox: LocalSandbox) -> str:

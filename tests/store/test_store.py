@@ -39,6 +39,8 @@ def test_duckdb_cli_answers_alike_from_another_folder(run_dir, tmp_path):
     assert cli(run_dir / store.STORE, CURVE, elsewhere) == store.rows(run_dir, CURVE)
     counts = "select purpose, cell, iteration, shard, count(*) as n from calls group by all order by all"
     assert cli(run_dir / store.STORE, counts, elsewhere) == store.rows(run_dir, counts)
+    macro = "select cell, iteration, tasks, pass_at from pass_k(1) order by all"
+    assert cli(run_dir / store.STORE, macro, elsewhere) == store.rows(run_dir, macro)
 
 
 def test_duckdb_cli_is_the_older_client_that_the_storage_version_is_for():

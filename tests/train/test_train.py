@@ -9,7 +9,9 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +303,38 @@ def test_two_processes_that_are_one_replica_give_what_one_gives(driven: Json, fo
         for p in (folder / "recomputed/checkpoints/0001", job.checkpoint_out)
     ]
     assert probes[1] == pytest.approx(probes[0], abs=1e-4)
+
+
+def killed(job: Job, when: Callable[[str | None], bool]) -> None:
+    """Run a job's process and kill it (SIGKILL) once `when` is true of a line it said, or of None, which is asked for
+    ever."""
+    spec = Path(job.checkpoint_out).parent / "job.json"
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    job.write(spec)
+    argv = launch.command(python_of("train-cpu"), spec, job.typed.trainer)
+    child = subprocess.Popen(argv, env=launch.environment(1), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert child.stdout is not None
+    os.set_blocking(child.stdout.fileno(), False)
+    while child.poll() is None:
+        line = child.stdout.readline()
+        if when(line.decode() if line else None):
+            child.kill()
+    assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
+
+
+def test_a_job_killed_at_any_point_and_run_again_gives_the_undisturbed_checkpoint(driven: Json, folder: Path) -> None:
+    undisturbed = json.loads((folder / "bypass/metrics1.json").read_text())["checkpoint_out"]
+    job = launched(folder, "killed")
+    out = Path(job.checkpoint_out)
+    killed(job, lambda line: line is not None and "step 3/" in line)
+    assert os.listdir(out.parent) == ["job.json"]
+    # While state and checkpoint are written: what stands beside the place is another run's to sweep.
+    killed(job, lambda line: len(os.listdir(out.parent)) > 1)
+    assert not out.exists()
+    launch.train(job)
+    again, first = (json.loads((Path(p) / "checkpoint.json").read_text()) for p in (out, undisturbed))
+    assert again["policy_version"] == first["policy_version"]
 
 
 def test_a_rank_without_a_gpu_is_one_sentence(driven: Json, folder: Path) -> None:

@@ -5,17 +5,15 @@
     <folder>/verifier/...  what `verifier.files` lists; it enters the sandbox after the agent is dead
 
 `verifier: {command, files, timeout_seconds, name}` is an extra key: a program that prints one JSON line
-(`openforge.environments.verdict`). Unknown keys elsewhere are kept in the row's payload and written back.
+(`openforge.environments.verdict`). Paths in `services` are relative to the folder and may lead to a neighbour
+(`../services/mail/server.py`). Unknown keys at the top are kept in the row's payload and written back.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
-import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,15 +21,40 @@ from typing import Any
 import yaml
 
 from openforge.config import ConfigError, read_yaml
+from openforge.environments.claw_eval import task_yaml
+from openforge.environments.claw_eval.keys import (
+    FolderError,
+    Keys,
+    Unsupported,
+    digest_of,
+    file_row,
+    once,
+    safe_path,
+    write_file,
+)
+from openforge.environments.claw_eval.setup import KEY, LATE, LOCAL, Setup
 from openforge.tables import write_beside
 
-# Limits that the format sets where task.yaml is silent; an explicit null sets none.
-DEFAULT_TURNS, DEFAULT_SECONDS = 20, 300.0
+__all__ = [
+    "PLACEHOLDERS",
+    "FolderError",
+    "Unsupported",
+    "check_placeholders",
+    "doubled_id",
+    "make_verifier",
+    "near_misses",
+    "once",
+    "read_folder",
+    "safe_path",
+    "task_folders",
+    "write_folder",
+]
+
 _OWN = ("task_id", "split", "tags", "sandbox_files", "sandbox_grader_files", "verifier")
-_RESERVED = ("task.yaml", "grader.py", "verifier")
+_RESERVED = ("task.yaml", "grader.py", "verifier", LATE, LOCAL)
 _VERIFIER_KEYS = ("name", "command", "files", "timeout_seconds")
 # Words of verifier.command that the environment fills in.
-PLACEHOLDERS = ("{answer}", "{workspace}")
+PLACEHOLDERS = ("{answer}", "{workspace}", "{evidence}", "{python}")
 # Keys that the format documents, by the mapping they stand in. Others occur, so that they are no errors.
 _KNOWN = {
     "": (
@@ -46,25 +69,6 @@ _KNOWN = {
         *("enable_todo", "enable_compact"),
     ),
 }
-# The widths of the table's columns.
-_INT32, _INT64 = 2**31 - 1, 2**63 - 1
-
-
-class FolderError(ValueError):
-    """A task folder that is not in the format; the message names the file and the key."""
-
-
-class Unsupported(FolderError):
-    """A task that needs what this installation lacks.
-
-    Attributes:
-        task_id: the task.
-        what: what it needs, e.g. "mock services".
-    """
-
-    def __init__(self, task_id: str, what: str) -> None:
-        super().__init__(f"task {task_id!r} needs {what}, which this installation cannot run")
-        self.task_id, self.what = task_id, what
 
 
 def task_folders(base: Path) -> tuple[list[Path], list[Path]]:
@@ -128,7 +132,7 @@ def read_folder(path: Path, split: str | None = None, source: str | None = None)
 
     Raises:
         FolderError: a file or key is missing, mistyped or unreadable.
-        Unsupported: the task needs services, tools, a simulated user, attachments or ClawEval's own grader.
+        Unsupported: the task has ClawEval's own grader and no checkout around it.
     """
     try:
         return _row(path, split, source)
@@ -137,34 +141,75 @@ def read_folder(path: Path, split: str | None = None, source: str | None = None)
 
 
 def _row(path: Path, split: str | None, source: str | None) -> dict[str, Any]:
-    if not (path / "task.yaml").is_file():
-        raise FolderError(f"{path} is no task folder: it holds no task.yaml")
-    try:
-        data = read_yaml(path / "task.yaml")
-    except ConfigError as e:
-        raise FolderError(str(e)) from None
-    keys = _Keys(path / "task.yaml", data)
+    keys = Keys.of(path / "task.yaml")
     task_id = keys.text("task_id")
-    _supported(task_id, data, path)
-    environment = keys.mapping("environment", {})
-    limits = _Keys(keys.file, environment, "environment.")
+    if "verifier" not in keys and ((path / "grader.py").exists() or "scoring_components" in keys):
+        raise Unsupported(task_id, "the ClawEval checkout around its grader.py")
+    keys.mapping("environment", {})
+    prompt = keys.mapping("prompt")
+    setup, data = _setup(path, keys)
     row = {
         "task_id": task_id,
         "environment": "claw_eval",
         "split": keys.text("split", split),
-        "instruction": _Keys(keys.file, keys.mapping("prompt"), "prompt.").text("text"),
-        "payload": json.dumps(_rest(data), ensure_ascii=False, sort_keys=True, default=str),
-        "files": _agent_files(path, keys, limits),
-        "verifier": _read_verifier(path, _Keys(keys.file, keys.mapping("verifier"), "verifier."), data),
-        "task_limits": {
-            "turns": limits.whole("max_turns", DEFAULT_TURNS, _INT32),
-            "tokens": limits.whole("max_tokens", None, _INT64),
-            "seconds": limits.seconds("timeout_seconds", DEFAULT_SECONDS),
-        },
+        "instruction": Keys(keys.file, prompt, "prompt.").text("text"),
+        "payload": payload(keys, setup, _OWN),
+        "files": _agent_files(path, keys, data),
+        "verifier": _read_verifier(path, keys, setup),
+        "task_limits": task_yaml.task_limits(keys.inside("environment")),
         "tags": keys.strings("tags", []),
         "source": source or path.resolve().parent.name,
     }
-    return row | {"source_revision": _digest(row)}
+    return row | {"source_revision": digest_of(row)}
+
+
+def _setup(path: Path, keys: Keys) -> tuple[Setup, list[Path]]:
+    """The set-up of a folder, and the services' own data in it."""
+    services = task_yaml.services(keys, strict=True)
+    named = task_yaml.service_paths(services, keys, path)
+    root, shown, data = path.resolve().parent, [], []
+    for found in named.values():
+        for where, place in found:
+            if not place.exists():
+                raise FolderError(f"{where}: {place} does not exist")
+            if where.endswith(".command"):
+                shown.append(task_yaml.program_folder(place, path if _in(place, path) else root))
+            else:
+                shown.append(place)
+                data.append(place)
+    if services:
+        shown.append(path / "task.yaml")  # so that the folder exists where services start in it
+    snapshot = task_yaml.snapshot(keys, keys.inside("environment"))
+    user = task_yaml.user(keys, strict=True)
+    late = keys.strings("sandbox_grader_files", []) if snapshot is not None and snapshot.commands else []
+    setup = Setup(
+        services=services,
+        tools=task_yaml.tools(keys, [s.port for s in services], strict=True),
+        tree=task_yaml.tree(root, shown),
+        cwd=task_yaml.tree_cwd(root, path) if services else Setup.cwd,
+        user=user,
+        attachments=tuple(keys.inside("prompt").strings("attachments", [])),
+        snapshot=snapshot,
+        late=tuple(late),
+        local=tuple(keys.strings("local_grader_files", [])),
+        needs=("user",) if user is not None else (),
+    )
+    return setup, data
+
+
+def _in(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def payload(keys: Keys, setup: Setup, own: Sequence[str]) -> str:
+    """The column payload: what no column holds, and the set-up where there is one."""
+    rest = keys.rest((*own, "prompt", "environment"))
+    prompt = keys.inside("prompt").rest(("text",))
+    environment = keys.inside("environment").rest(("timeout_seconds", "max_turns", "max_tokens"))
+    rest |= ({"prompt": prompt} if prompt else {}) | ({"environment": environment} if environment else {})
+    if setup != Setup():
+        rest[KEY] = setup.payload()
+    return json.dumps(rest, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def write_folder(path: Path, row: Mapping[str, Any]) -> None:
@@ -177,6 +222,10 @@ def write_folder(path: Path, row: Mapping[str, Any]) -> None:
     rest = json.loads(row["payload"])
     if not isinstance(rest, dict):
         raise FolderError(f"task {row['task_id']!r}: the payload must be a JSON object to be written as task.yaml")
+    if rest.pop(KEY, {}).get("tree"):
+        raise FolderError(
+            f"task {row['task_id']!r}: it has services, whose programs stand in its source and not in the row"
+        )
     environment: dict[str, Any] = {
         **rest.pop("environment", {}),
         "timeout_seconds": limits["seconds"],
@@ -202,9 +251,9 @@ def write_folder(path: Path, row: Mapping[str, Any]) -> None:
     for f in row["files"]:
         if PurePosixPath(f["path"]).parts[0] in _RESERVED:
             raise FolderError(f"task {row['task_id']!r}: a task's file cannot be named {f['path']!r} in a task folder")
-        _write(path, f)
+        write_file(path, f)
     for f in verifier["files"]:
-        _write(path / "verifier", f)
+        write_file(path / "verifier", f)
     write_beside(path / "task.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100))
 
 
@@ -213,7 +262,7 @@ def make_verifier(
 ) -> dict[str, Any]:
     """The `verifier` column; its version is the digest of what it runs."""
     body = {"command": list(command), "files": [dict(f) for f in files]}
-    return {"name": name, "version": _digest(body), **body, "seconds": float(seconds)}
+    return {"name": name, "version": digest_of(body), **body, "seconds": float(seconds)}
 
 
 def check_placeholders(command: Sequence[str], where: str) -> None:
@@ -223,155 +272,39 @@ def check_placeholders(command: Sequence[str], where: str) -> None:
             raise FolderError(f"{where}: unknown placeholder {word}; known: {', '.join(PLACEHOLDERS)}")
 
 
-def safe_path(path: str, where: str) -> str:
-    """The path if it is relative and stays inside its folder; `FolderError` otherwise."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
-        raise FolderError(f"{where}: {path!r} must be a plain path relative to the folder")
-    return path
-
-
-class _Keys:
-    """Typed access to a mapping of task.yaml; errors name the file and the dotted key."""
-
-    def __init__(self, file: Path, data: Mapping[str, Any], prefix: str = "") -> None:
-        self.file, self._data, self._prefix = file, data, prefix
-
-    def _get(self, key: str, kind: type | tuple[type, ...], default: Any, what: str) -> Any:
-        value = self._data.get(key, default)
-        if value is None and key not in self._data:
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is required ({what})")
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what}")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value: str = self._get(key, str, default, "a text")
-        if not value:
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} must not be empty")
-        return value
-
-    def mapping(self, key: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
-        value: dict[str, Any] = self._get(key, dict, default, "a mapping")
-        return value
-
-    def strings(self, key: str, default: list[str] | None = None) -> list[str]:
-        value: list[str] = self._get(key, list, default, "a list of texts")
-        if not all(isinstance(v, str) for v in value):
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be a list of texts")
-        return value
-
-    def whole(self, key: str, default: int | None, most: int) -> int | None:
-        """A whole number from 1 to `most`, or None for an explicit null."""
-        value = self._data.get(key, default)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            what = f"a whole number above 0 and at most {most}"
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what}")
-        return value
-
-    def seconds(self, key: str, default: float | None) -> float | None:
-        """A positive number of seconds, or None for an explicit null."""
-        value = self._data.get(key, default)
-        if value is None:
-            return None
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # No .inf and no .nan, of which every comparison is false, and no whole number that no float can hold.
-        if not (number and 0 < value <= sys.float_info.max):
-            what = "a finite number above 0"
-            raise FolderError(f"{self.file}: key {self._prefix + key!r} is {value!r}; it must be {what}")
-        return float(value)
-
-    def known(self, names: Sequence[str]) -> None:
-        """Refuse a key of the mapping that is none of `names`."""
-        for key in self._data:
-            if key not in names:
-                close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-                hint = f"did you mean {self._prefix + close[0]!r}?" if close else f"known: {', '.join(names)}"
-                raise FolderError(f"{self.file}: unknown key {self._prefix + key!r}; {hint}")
-
-
-def _supported(task_id: str, data: Mapping[str, Any], path: Path) -> None:
-    user = data.get("user_agent") or {}
-    prompt = data.get("prompt") or {}
-    needs = {
-        "mock services": data.get("services"),
-        "tools with HTTP endpoints": data.get("tools") or data.get("tool_endpoints"),
-        "a simulated user": isinstance(user, dict) and user.get("enabled"),
-        "attachments in the prompt": isinstance(prompt, dict) and prompt.get("attachments"),
-    }
-    for what, value in needs.items():
-        if value:
-            raise Unsupported(task_id, what)
-    if "verifier" not in data and ((path / "grader.py").exists() or "scoring_components" in data):
-        raise Unsupported(task_id, "a grader of ClawEval's own library")
-
-
-def _agent_files(path: Path, keys: _Keys, environment: _Keys) -> list[dict[str, Any]]:
+def _agent_files(path: Path, keys: Keys, data: Sequence[Path]) -> list[dict[str, Any]]:
     """What the agent finds in its work folder."""
-    key, names = "sandbox_files", keys.strings("sandbox_files", [])
-    if not names:
-        key, names = "environment.fixtures", environment.strings("fixtures", [])
-    where = f"{keys.file}: {key}"
-    files = [_file(path, path, f, where) for f in names]
-    for name in names:
-        if (path / name).resolve().is_relative_to((path / "verifier").resolve()):
-            raise FolderError(f"{where}: {name!r} lies in verifier/; the agent would see what judges it")
-    return once(files, where)
-
-
-def _read_verifier(path: Path, keys: _Keys, data: Mapping[str, Any]) -> dict[str, Any]:
-    keys.known(_VERIFIER_KEYS)
-    where = f"{keys.file}: verifier.files"
-    files = [_file(path / "verifier", path, f, where) for f in keys.strings("files", [])]
-    # The format's own grader-only files come in with the verifier's, at the same time and place.
-    grader = _Keys(keys.file, data).strings("sandbox_grader_files", [])
-    files += [_file(path, path, f, f"{keys.file}: sandbox_grader_files") for f in grader]
-    once(files, f"{where} and sandbox_grader_files" if grader else where)
-    command = keys.strings("command")
-    if not command:
-        raise FolderError(f"{keys.file}: key 'verifier.command' must not be empty")
-    check_placeholders(command, f"{keys.file}: verifier.command")
-    seconds = keys.seconds("timeout_seconds", None)
-    if seconds is None:
-        raise FolderError(f"{keys.file}: key 'verifier.timeout_seconds' is required (seconds the verifier may run)")
-    return make_verifier(keys.text("name", "verifier"), command, files, seconds)
-
-
-def _rest(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What no column holds: kept as the payload."""
-    rest = {k: v for k, v in data.items() if k not in (*_OWN, "prompt", "environment")}
-    prompt = {k: v for k, v in data["prompt"].items() if k != "text"}
-    limits = ("timeout_seconds", "max_turns", "max_tokens")
-    environment = {k: v for k, v in data.get("environment", {}).items() if k not in limits}
-    return rest | ({"prompt": prompt} if prompt else {}) | ({"environment": environment} if environment else {})
-
-
-def _file(base: Path, folder: Path, name: str, where: str) -> dict[str, Any]:
-    path = base / safe_path(name, where)
-    if not path.is_file():
-        raise FolderError(f"{where}: {path} does not exist")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise FolderError(f"{where}: {path} is a link out of the task's folder")
-    return {"path": name, "content": path.read_bytes(), "mode": path.stat().st_mode & 0o777}
-
-
-def once(files: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The files, if no two have one path; `FolderError` otherwise."""
-    paths = [f["path"] for f in files]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise FolderError(f"{where}: {path!r} is listed twice")
+    files = task_yaml.agent_files(path, keys, data)
+    for f in files:
+        if _in(path / f["path"], path / "verifier"):
+            key = "sandbox_files" if keys.rest(()).get("sandbox_files") else "environment.fixtures"
+            raise FolderError(
+                f"{keys.file}: {key}: {f['path']!r} lies in verifier/; the agent would see what judges it"
+            )
     return files
 
 
-def _write(base: Path, file: Mapping[str, Any]) -> None:
-    path = base / safe_path(file["path"], str(base))
-    write_beside(path, file["content"])
-    os.chmod(path, file["mode"])
+def _read_verifier(path: Path, keys: Keys, setup: Setup) -> dict[str, Any]:
+    given = Keys(keys.file, keys.mapping("verifier"), "verifier.")
+    given.known(_VERIFIER_KEYS)
+    where = f"{keys.file}: verifier.files"
+    files = [file_row(path / "verifier", path, f, where) for f in given.strings("files", [])]
+    # The format's own grader-only files come in with the verifier's, at the same time and place.
+    grader = keys.strings("sandbox_grader_files", [])
+    files += [file_row(path, path, f, f"{keys.file}: sandbox_grader_files") for f in grader]
+    once(files, f"{where} and sandbox_grader_files" if grader else where)
+    files += [below(LATE, file_row(path, path, f, f"{keys.file}: sandbox_grader_files")) for f in setup.late]
+    files += [below(LOCAL, file_row(path, path, f, f"{keys.file}: local_grader_files")) for f in setup.local]
+    command = given.strings("command")
+    if not command:
+        raise FolderError(f"{keys.file}: key 'verifier.command' must not be empty")
+    check_placeholders(command, f"{keys.file}: verifier.command")
+    seconds = given.seconds("timeout_seconds", None)
+    if seconds is None:
+        raise FolderError(f"{keys.file}: key 'verifier.timeout_seconds' is required (seconds the verifier may run)")
+    return make_verifier(given.text("name", "verifier"), command, files, seconds)
 
 
-def _digest(value: Any) -> str:
-    body = json.dumps(value, sort_keys=True, default=lambda b: b.hex())
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
+def below(folder: str, file: Mapping[str, Any]) -> dict[str, Any]:
+    """A FILE moved into a folder of the verifier's."""
+    return {**file, "path": f"{folder}/{file['path']}"}

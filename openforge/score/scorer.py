@@ -1,0 +1,155 @@
+"""Rows of the scores table: a verifier's verdict, completed by the judge where it leaves something to it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from openforge.environments import verdict
+from openforge.environments.verdict import Claw, Rubric, Verdict
+from openforge.judge import Judge, Judgement, Question
+from openforge.judge.transcript import transcript
+from openforge.rollout.status import ENDS
+
+SCORER_VERSION = "verifier-1"
+NO_JUDGE = "the task is judged by a model, and no judge is configured; set judge.url and judge.model"
+
+Row = dict[str, Any]
+Given = Mapping[str, Any]
+
+
+class ScoreError(ValueError):
+    """An episode whose evidence is not what its status says; one sentence."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """One way to score.
+
+    Attributes:
+        claw: what the reward of a verdict with ClawEval's dimensions is.
+        judge: None where none is configured.
+    """
+
+    claw: Claw = "pass"
+    judge: Judge | None = None
+
+    def score_all(self, episodes: Sequence[Given], rollouts: Sequence[Given], calls: Sequence[Given]) -> list[Row]:
+        """Score rows of the final episodes, in their order.
+
+        Args:
+            rollouts: rows that hold the episodes' tasks.
+            calls: the episodes' calls, for what a judge sees.
+
+        Raises:
+            VerdictError: a verifier's line is no verdict.
+            ScoreError: an episode is verified and holds no line, or its task has no rubric.
+        """
+        final = [e for e in episodes if e["final"]]
+        verdicts = {e["episode_id"]: v for e in final if (v := _verdict(e)) is not None}
+        judgements = self._judged(final, verdicts, rollouts, calls)
+        now = datetime.now(UTC)
+        return [self._row(e, verdicts.get(e["episode_id"]), judgements.get(e["episode_id"]), now) for e in final]
+
+    def _judged(
+        self, final: Sequence[Given], verdicts: Mapping[str, Verdict], rollouts: Sequence[Given], calls: Sequence[Given]
+    ) -> dict[str, Judgement]:
+        if self.judge is None:
+            return {}
+        tasks, by_episode = {r["rollout_id"]: r for r in rollouts}, defaultdict(list)
+        for c in calls:
+            by_episode[c["episode_id"]].append(c)
+        questions = {
+            e["episode_id"]: _question(v.judge, tasks[e["rollout_id"]], by_episode[e["episode_id"]])
+            for e in final
+            if (v := verdicts.get(e["episode_id"])) is not None and v.judge is not None and v.judge.asked(v.score)
+        }
+        return dict(zip(questions, self.judge.judge_all(list(questions.values())), strict=True))
+
+    def _row(self, episode: Given, v: Verdict | None, judgement: Judgement | None, now: datetime) -> Row:
+        row: Row = {
+            "episode_id": episode["episode_id"],
+            "scorer_version": SCORER_VERSION if v is None else self._version(v),
+            "status": "not_scorable",
+            "reward": None,
+            "passed": None,
+            "components": "{}",
+            "judge": None,
+            "scored_at": now,
+        }
+        if episode["status"] == "unsupported":
+            return row | {"status": "unsupported"}
+        if v is None:
+            return row
+        return row | (self._of_program(v) if v.judge is None else self._of_judge(v, v.judge, judgement))
+
+    def _version(self, v: Verdict) -> str:
+        """What of this scorer's settings an episode's score depends on."""
+        parts = [SCORER_VERSION]
+        if verdict.of_claw(v.components):
+            parts.append(f"claw-{self.claw}")
+        if v.judge is not None and self.judge is not None:
+            parts.append(f"judge-{self.judge.version}")
+        return "+".join(parts)
+
+    def _of_program(self, v: Verdict) -> Row:
+        reward = verdict.reward(v, self.claw)
+        # Where the reward is another figure, the score that it was made of is kept, under its name in ClawEval.
+        kept = v.components if reward == v.score else v.components | {"task_score": v.score}
+        return {"status": "scored", "reward": reward, "passed": v.passed, "components": _json(kept)}
+
+    def _of_judge(self, v: Verdict, rubric: Rubric, judgement: Judgement | None) -> Row:
+        record = None if judgement is None else _json(judgement.record())
+        components = v.components | {"verifier": v.score, "judge": None if judgement is None else judgement.score}
+        row: Row = {"components": _json(components), "judge": record}
+        if not rubric.asked(v.score):
+            judged = 0.0
+        elif judgement is None:
+            return row | {"status": "unsupported", "judge": _json({"failure": "no_judge", "message": NO_JUDGE})}
+        elif judgement.score is None:
+            return row | {"status": "judge_failed"}
+        else:
+            judged = judgement.score
+        whole = rubric.whole(v.score, judged)
+        passed = whole >= rubric.threshold
+        reward = verdict.reward(Verdict(whole, passed, v.components), self.claw)
+        return row | {"status": "scored", "reward": reward, "passed": passed}
+
+    @staticmethod
+    def message(score: Given) -> str | None:
+        """The sentence on a judgement that failed, of a score row."""
+        record = json.loads(score["judge"]) if score["judge"] is not None else {}
+        return record.get("message")
+
+
+def _verdict(episode: Given) -> Verdict | None:
+    """None where an end is not verified: infrastructure failures have no reward, and never 0."""
+    if not ENDS[episode["status"]].verified:
+        return None
+    if episode["verifier_output"] is None:
+        raise ScoreError(f"episode {episode['episode_id']} is {episode['status']} but holds no verifier output")
+    return verdict.parse(episode["verifier_output"])
+
+
+def _question(rubric: Rubric, rollout: Given, calls: Sequence[Given]) -> Question:
+    text = rubric.text or json.loads(rollout["payload"]).get("judge_rubric")
+    if not isinstance(text, str) or not text.strip():
+        raise ScoreError(
+            f"task {rollout['task_id']!r} leaves its score to the judge and has no rubric, neither in its verifier's "
+            "line (judge.rubric) nor in its task.yaml (judge_rubric)"
+        )
+    return Question(rollout["instruction"], text, transcript(calls), rubric.evidence)
+
+
+def merged(before: Sequence[Given], rows: Sequence[Given]) -> list[Given]:
+    """Score rows of an earlier scoring and of this one: another scorer's stand beside, the same one's are replaced."""
+    new = {(r["episode_id"], r["scorer_version"]) for r in rows}
+    return [*(r for r in before if (r["episode_id"], r["scorer_version"]) not in new), *rows]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

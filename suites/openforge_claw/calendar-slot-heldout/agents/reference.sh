@@ -1,0 +1,3 @@
+tool calendar_list '{"date": "2031-05-14"}' >/dev/null
+tool calendar_create '{"title": "Planning", "start": "2031-05-14T15:30", "end": "2031-05-14T16:30", "attendees": ["Ana", "Bo", "Cy"]}' >/dev/null
+echo 'Planning is in the calendar.'

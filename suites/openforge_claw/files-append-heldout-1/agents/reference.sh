@@ -1,0 +1,2 @@
+echo 'zinc yew' >> cobalt.log
+echo done

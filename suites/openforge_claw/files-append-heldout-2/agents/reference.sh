@@ -1,0 +1,2 @@
+echo 'indigo gorge' >> delta.txt
+echo done

@@ -1,0 +1,2 @@
+echo 'yarrow ember' >> canoe.txt
+echo done

@@ -1,0 +1,2 @@
+echo 'harbor quarry' >> bamboo.log
+echo done

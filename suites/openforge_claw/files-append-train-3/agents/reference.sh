@@ -1,0 +1,2 @@
+echo 'fennel thistle' >> zephyr.log
+echo done

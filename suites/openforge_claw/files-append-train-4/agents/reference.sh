@@ -1,0 +1,2 @@
+echo 'yarrow poplar' >> fjord.log
+echo done

@@ -1,0 +1,2 @@
+cp quill.log maize/
+echo done

@@ -1,0 +1,2 @@
+cp glade.log indigo/
+echo done

@@ -1,0 +1,2 @@
+cp zephyr.log cedar/
+echo done

@@ -1,0 +1,2 @@
+cp mango.txt brook/
+echo done

@@ -1,0 +1,2 @@
+cp dahlia.log otter/
+echo done

@@ -1,0 +1,2 @@
+cp harbor.md umbra/
+echo done

@@ -1,0 +1,2 @@
+wc -l < lotus.md > answer.txt
+echo done

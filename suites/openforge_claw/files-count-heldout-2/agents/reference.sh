@@ -1,0 +1,2 @@
+wc -l < acorn.txt > answer.txt
+echo done

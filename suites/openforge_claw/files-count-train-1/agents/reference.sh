@@ -1,0 +1,2 @@
+wc -l < mango.txt > answer.txt
+echo done

@@ -1,0 +1,2 @@
+wc -l < brook.log > answer.txt
+echo done

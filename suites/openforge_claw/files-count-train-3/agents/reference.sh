@@ -1,0 +1,2 @@
+wc -l < walnut.log > answer.txt
+echo done

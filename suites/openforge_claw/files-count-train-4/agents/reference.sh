@@ -1,0 +1,2 @@
+wc -l < zephyr.md > answer.txt
+echo done

@@ -1,0 +1,2 @@
+echo 'lotus zinc' > delta.md
+echo done

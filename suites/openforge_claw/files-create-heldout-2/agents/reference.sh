@@ -1,0 +1,2 @@
+echo 'zinc willow' > lotus.md
+echo done

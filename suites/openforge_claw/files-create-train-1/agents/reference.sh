@@ -1,0 +1,2 @@
+echo 'dune raven' > juniper.txt
+echo done

@@ -1,0 +1,2 @@
+echo 'bamboo yarrow' > raven.txt
+echo done

@@ -1,0 +1,2 @@
+echo 'ember harbor' > amber.md
+echo done

@@ -1,0 +1,2 @@
+echo 'canoe thistle' > raven.txt
+echo done

@@ -1,0 +1,2 @@
+rm delta.md
+echo done

@@ -1,0 +1,2 @@
+rm yew.log
+echo done

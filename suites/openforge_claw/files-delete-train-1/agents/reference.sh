@@ -1,0 +1,2 @@
+rm yarrow.md
+echo done

@@ -1,0 +1,2 @@
+rm mango.md
+echo done

@@ -1,0 +1,2 @@
+rm lagoon.log
+echo done

@@ -1,0 +1,2 @@
+rm dahlia.txt
+echo done

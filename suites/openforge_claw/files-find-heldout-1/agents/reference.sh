@@ -1,0 +1,2 @@
+grep -l indigo *.* > answer.txt
+echo done

@@ -1,0 +1,2 @@
+grep -l opal *.* > answer.txt
+echo done

@@ -1,0 +1,2 @@
+grep -l dune *.* > answer.txt
+echo done

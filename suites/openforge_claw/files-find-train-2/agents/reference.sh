@@ -1,0 +1,2 @@
+grep -l garnet *.* > answer.txt
+echo done

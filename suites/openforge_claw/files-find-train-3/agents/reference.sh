@@ -1,0 +1,2 @@
+grep -l cedar *.* > answer.txt
+echo done

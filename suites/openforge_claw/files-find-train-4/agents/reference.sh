@@ -1,0 +1,2 @@
+grep -l grove *.* > answer.txt
+echo done

@@ -1,0 +1,2 @@
+mv aspen.txt kelp.md
+echo done

@@ -1,0 +1,2 @@
+mv heron.md nickel.log
+echo done

@@ -1,0 +1,2 @@
+mv juniper.md velvet.txt
+echo done

@@ -1,0 +1,2 @@
+mv ember.txt grove.md
+echo done

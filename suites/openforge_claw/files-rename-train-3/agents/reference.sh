@@ -1,0 +1,2 @@
+mv brook.txt velvet.log
+echo done

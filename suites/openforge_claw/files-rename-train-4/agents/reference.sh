@@ -1,0 +1,2 @@
+mv almond.md ember.txt
+echo done

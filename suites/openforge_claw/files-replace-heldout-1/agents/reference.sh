@@ -1,0 +1,2 @@
+sed -i 's/maize/drift/g' cobalt.log
+echo done

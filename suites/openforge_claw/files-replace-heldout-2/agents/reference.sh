@@ -1,0 +1,2 @@
+sed -i 's/sable/opal/g' heron.log
+echo done

@@ -1,0 +1,2 @@
+sed -i 's/dune/zephyr/g' walnut.log
+echo done

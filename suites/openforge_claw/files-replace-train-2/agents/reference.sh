@@ -1,0 +1,2 @@
+sed -i 's/lagoon/canoe/g' juniper.txt
+echo done

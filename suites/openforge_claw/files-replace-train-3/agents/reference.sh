@@ -1,0 +1,2 @@
+sed -i 's/velvet/yarrow/g' sorrel.txt
+echo done

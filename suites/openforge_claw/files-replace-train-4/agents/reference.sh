@@ -1,0 +1,2 @@
+sed -i 's/harbor/brook/g' canoe.md
+echo done

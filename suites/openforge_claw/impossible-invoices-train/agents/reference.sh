@@ -1,0 +1,2 @@
+cat list.txt invoices/*.txt >/dev/null
+echo 'CANNOT: the invoice 2291 is not in invoices/.'

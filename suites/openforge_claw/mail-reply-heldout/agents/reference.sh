@@ -1,0 +1,4 @@
+tool mail_list '{}' >/dev/null
+tool mail_get '{"id": "m-2"}' >/dev/null
+tool mail_send '{"to": ["sven@coast.example"], "subject": "Re: My order", "body": "Your order A-2217 arrives on 2031-06-03.", "in_reply_to": "m-2"}' >/dev/null
+echo 'I told the customer the day.'

