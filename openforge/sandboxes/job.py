@@ -17,7 +17,6 @@ import json
 import os
 import select
 import signal
-import socket
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -118,7 +117,6 @@ def _wake_on_term() -> int:
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
     return read_end
 
 
@@ -132,19 +130,19 @@ def _supervise(
 ) -> dict[str, Any]:
     """Run the command in a child inside; read its outputs until it has ended, ran out of time or is cancelled."""
     fds = [stdin, *(o.write_end for o in outputs)]
-    ours, theirs = socket.socketpair()
+    hang_up_r, hang_up_w = os.pipe()
+    answer_r, answer_w = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        ours.close()
-        channel.sock.close()
-        join.run_and_exit(lambda: spawner.inner(spawner.Channel(theirs), request, fds, groups))
-    theirs.close()
-    for fd in (*fds, *groups):
+        for fd in (channel.fd, hang_up_w, answer_r):
+            os.close(fd)
+        join.run_and_exit(lambda: spawner.inner(spawner.Channel(hang_up_r, answer_w), request, fds, groups))
+    for fd in (hang_up_r, answer_w, *fds, *groups):
         os.close(fd)
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
-    for fd in (pidfd, wake, channel.sock.fileno(), *(o.read_end for o in outputs)):
+    for fd in (pidfd, wake, channel.fd, *(o.read_end for o in outputs)):
         poll.register(fd, select.POLLIN)
     reading = {o.read_end: o for o in outputs}
     deadline = None if request["timeout"] is None else time.monotonic() + request["timeout"] + GRACE_SECONDS
@@ -158,33 +156,31 @@ def _supervise(
         if pidfd in ready:
             break
         asked = asked or wake in ready
-        if channel.sock.fileno() in ready:
+        if channel.fd in ready:
             with contextlib.suppress(OSError):
-                asked = bool(channel.sock.recv(1)) or asked
-            poll.unregister(channel.sock)  # one byte is all that it says; or it is gone
+                asked = bool(os.read(channel.fd, 1)) or asked
+            poll.unregister(channel.fd)  # one byte is all that it says; or it is gone
         if asked:
             cancelled, asked = True, False
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
-            ours.shutdown(socket.SHUT_WR)  # its turn first: it kills the command's whole tree
+            os.close(hang_up_w)  # its turn first: it kills the command's whole tree
             deadline = time.monotonic() + spawner.KILL_SECONDS + 1  # the agent may have stopped it, though
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(pid, signal.SIGKILL)
             deadline, late = None, True
     os.waitpid(pid, 0)
-    end = _answer(ours) or {"exit": None if late else -9, "timed_out": late}
+    end = _answer(answer_r) or {"exit": None if late else -9, "timed_out": late}
     return {**end, "timed_out": end["timed_out"] and not cancelled, "cancelled": cancelled}
 
 
-def _answer(sock: socket.socket) -> dict[str, Any] | None:
+def _answer(pipe: int) -> dict[str, Any] | None:
     """What the child inside said; killed before it could, it was the agent, the end of the sandbox, or our deadline."""
-    sock.setblocking(False)
     said = b""
-    with contextlib.suppress(OSError):
-        while data := sock.recv(_CHUNK):
-            said += data
-    if said:
-        reply: dict[str, Any] = json.loads(said)
-        reply.pop("size")
-        return reply
-    return None
+    while data := os.read(pipe, _CHUNK):
+        said += data
+    if not said:
+        return None
+    reply: dict[str, Any] = json.loads(said)
+    reply.pop("size")
+    return reply

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -41,36 +42,54 @@ else:  # started by path with -I -S, without the package and its dependencies
 Request = dict[str, Any]
 KILL_SECONDS = 5.0  # a killed process that is not dead by then is stuck in the kernel
 END = b"."  # an owner's message: end now, and take everything along
+_CHUNK = 1 << 16
 END_SECONDS = 300.0  # at our own end: making a network namespace can keep a killed bwrap in the kernel for long
 
 
 class Channel:
-    """The child's end of a request: JSON lines and payloads over a stream socket."""
+    """The child's end of a request: JSON lines and payloads over descriptors.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._in = sock.makefile("rb")
+    Socket and file objects would cost a forked child more than all that it does with them: whatever Python touches is
+    a page to copy.
+    """
+
+    def __init__(self, fd: int, out: int | None = None) -> None:
+        """`out` is where answers go, if not to `fd`."""
+        self.fd = fd
+        self._out = fd if out is None else out
+        self._said = b""
 
     def request(self) -> Request:
-        line = self._in.readline()
-        if not line:
-            os._exit(0)  # the requester died or was cancelled before it said what it wanted
+        while b"\n" not in self._said:
+            data = os.read(self.fd, _CHUNK)
+            if not data:
+                os._exit(0)  # the requester died or was cancelled before it said what it wanted
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
         request: Request = json.loads(line)
         return request
 
     def read(self, size: int) -> bytes:
-        return self._in.read(size)
+        if self._said:
+            data, self._said = self._said[:size], self._said[size:]
+            return data
+        return os.read(self.fd, size)
+
+    def drain(self) -> None:
+        """Read what is still being sent: closed with some of it unread, a socket can lose the answer."""
+        with contextlib.suppress(OSError):
+            while os.read(self.fd, _CHUNK):
+                pass
 
     def more(self) -> bool:
-        """Whether something came along with what has been read."""
-        self.sock.setblocking(False)
-        found = bool(self._in.peek(1))
-        self.sock.setblocking(True)
-        return found
+        """Whether something came along with the request."""
+        return bool(self._said)
 
     def answer(self, reply: Request, payload: bytes = b"") -> None:
+        view = memoryview(json.dumps({**reply, "size": len(payload)}).encode() + b"\n" + payload)
         with contextlib.suppress(OSError):  # the requester hung up
-            self.sock.sendall(json.dumps({**reply, "size": len(payload)}).encode() + b"\n" + payload)
+            while view:
+                view = view[os.write(self._out, view) :]
 
 
 def main(control: socket.socket) -> None:
@@ -112,12 +131,14 @@ def prepared() -> tuple[int, int]:
     """Set this process up; descriptors of nothing and of itself."""
     # A bwrap that dies while it starts leaves a child behind that waits for it for ever: it becomes ours to end.
     join.adopt_orphans()
-    # Once and not in every child; Python's own are undone by `default_signals`.
+    # Once and not in every child. A handler that does nothing there is gone with its execve, and the signal then has
+    # the default action that a program expects; one that is ignored would stay so.
     join.reset_signals()
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, _nothing)
+    signal.signal(signal.SIGXFSZ, _nothing)
+    signal.signal(signal.SIGTERM, functools.partial(_end, os.getpid()))
     # Reaped by hand: children that the kernel reaps for one who ignores SIGCHLD leave no CPU time in our account.
-    signal.signal(signal.SIGCHLD, _reap_on_signal)
+    signal.signal(signal.SIGCHLD, functools.partial(_reap_own, os.getpid()))
     join.own_namespaces()  # once for all children
     gc.disable()  # a collection would copy the pages that the children share
     gc.freeze()
@@ -134,12 +155,11 @@ def served(control: socket.socket, self_fd: int, sockets: list[socket.socket]) -
         return None if data else False
     if os.fork() == 0:
         try:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             join.die_with(self_fd)
             os.close(self_fd)
             for sock in sockets:
                 sock.close()
-            outer(Channel(socket.socket(fileno=fds[0])), fds[1:])
+            outer(Channel(fds[0]), fds[1:])
         finally:
             os._exit(1)
     for fd in fds:
@@ -147,8 +167,19 @@ def served(control: socket.socket, self_fd: int, sockets: list[socket.socket]) -
     return True
 
 
-def _reap_on_signal(number: int, frame: object) -> None:
-    reap()
+def _nothing(number: int, frame: object) -> None:
+    """For a signal that is not to end us, and that a program is not to find ignored."""
+
+
+def _end(spawner: int, number: int, frame: object) -> None:
+    """The spawner's end; the kernel takes its children along. In them a signal only wakes who waits for it."""
+    if os.getpid() == spawner:
+        os._exit(0)
+
+
+def _reap_own(spawner: int, number: int, frame: object) -> None:
+    if os.getpid() == spawner:
+        reap()
 
 
 def outer(channel: Channel, fds: list[int]) -> NoReturn:
@@ -159,7 +190,8 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
             become(request, fds)
         if request["op"] in ("listen", "connect"):
             open_socket = join.listen if request["op"] == "listen" else join.connect
-            join.send_or_fail(channel.sock, lambda: open_socket(request["holder"], request["port"], channel.sock))
+            sock = socket.socket(fileno=channel.fd)
+            join.send_or_fail(sock, lambda: open_socket(request["holder"], request["port"], sock))
         if request["op"] == "job":
             job.run(channel, request, fds)
         watch(channel, request, fds)
@@ -177,7 +209,6 @@ def become(request: Request, fds: list[int]) -> NoReturn:
     for i, fd in enumerate(high):
         os.dup2(fd, i)
     join.close_others(range(len(fds)))
-    default_signals()
     try:
         join.join_groups(join.open_groups(request["groups"]))
         if request["mounts"] is not None:
@@ -201,9 +232,9 @@ def watch(channel: Channel, request: Request, fds: list[int]) -> None:
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    poll.register(channel.sock, select.POLLRDHUP)
+    poll.register(channel.fd, select.POLLRDHUP)
     if not any(fd == pidfd for fd, _ in poll.poll()):
-        poll.unregister(channel.sock)
+        poll.unregister(channel.fd)
         # Its turn first: it kills the command's whole tree. The agent may have stopped it, though.
         if not poll.poll((KILL_SECONDS + 1) * 1000):
             os.kill(pid, signal.SIGKILL)
@@ -237,6 +268,8 @@ def inner(channel: Channel, request: Request, fds: list[int], groups: list[int])
             channel.answer({"entries": files.entries(where)})
     except OSError as e:
         channel.answer({"error": f"{where} inside the sandbox: {e.strerror or e}", "errno": e.errno, "lost": False})
+        if request["op"] in ("write", "write_at"):
+            channel.drain()
 
 
 def execute(channel: Channel, request: Request, fds: list[int], groups: list[int]) -> Request:
@@ -246,7 +279,6 @@ def execute(channel: Channel, request: Request, fds: list[int], groups: list[int
     os.set_blocking(wake_w, False)
     os.set_blocking(wake_r, False)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     self_fd = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
@@ -255,7 +287,7 @@ def execute(channel: Channel, request: Request, fds: list[int], groups: list[int
         os.close(fd)
     poll = select.poll()
     poll.register(wake_r, select.POLLIN)
-    poll.register(channel.sock, select.POLLRDHUP)
+    poll.register(channel.fd, select.POLLRDHUP)
     deadline = None if request["timeout"] is None else time.monotonic() + request["timeout"]
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
@@ -265,7 +297,7 @@ def execute(channel: Channel, request: Request, fds: list[int], groups: list[int
         status = reap(pid)
         if status is not None:
             return {"exit": os.waitstatus_to_exitcode(status), "timed_out": False}
-        hung_up = channel.sock.fileno() in ready
+        hung_up = channel.fd in ready
         if hung_up or (deadline is not None and time.monotonic() >= deadline):
             kill_tree(pid)
             return {"exit": None, "timed_out": True}
@@ -283,8 +315,6 @@ def command(request: Request, fds: list[int], groups: list[int], parent: int, te
         for i, fd in enumerate(high):
             os.dup2(fd, i)
         join.close_others((0, 1, 2))
-        signal.set_wakeup_fd(-1)
-        default_signals()
         join.set_limits(request["limits"])
         os.execvpe(request["argv"][0], request["argv"], request["env"])
     except OSError as e:
@@ -292,13 +322,6 @@ def command(request: Request, fds: list[int], groups: list[int], parent: int, te
         os._exit(127 if isinstance(e, FileNotFoundError) else 126)  # as a shell says it
     finally:
         os._exit(126)
-
-
-def default_signals() -> None:
-    """What a program expects at its start. Handlers go with its execve, and `prepared` has seen to what was inherited:
-    what is left to undo is what Python ignores."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def reap(pid: int = 0) -> int | None:

@@ -29,13 +29,13 @@ def run(channel: spawner.Channel, request: spawner.Request, groups: list[int]) -
     join.adopt_orphans()
     outer, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", request["rows"], request["cols"], 0, 0))
-    socket.send_fds(channel.sock, [b"+"], [outer])
+    with socket.socket(fileno=os.dup(channel.fd)) as sock:
+        socket.send_fds(sock, [b"+"], [outer])
     os.close(outer)
     wake = _wake_on_child()
     self_fd = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
-        signal.set_wakeup_fd(-1)
         spawner.command(request, [inner, inner, inner], groups, self_fd, terminal=True)
     for fd in (inner, *groups):
         os.close(fd)
@@ -48,7 +48,6 @@ def _wake_on_child() -> int:
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     return read_end
 
 
@@ -56,7 +55,7 @@ def _wait(channel: spawner.Channel, pid: int, wake: int) -> int:
     """Pass signals on until the command ends; its exit code."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
-    poll.register(channel.sock, select.POLLIN)
+    poll.register(channel.fd, select.POLLIN)
     said = b""
     while True:
         ready = {fd for fd, _ in poll.poll()}
@@ -65,8 +64,8 @@ def _wait(channel: spawner.Channel, pid: int, wake: int) -> int:
         status = spawner.reap(pid)
         if status is not None:
             return os.waitstatus_to_exitcode(status)
-        if channel.sock.fileno() in ready:
-            data = channel.sock.recv(4096)
+        if channel.fd in ready:
+            data = os.read(channel.fd, 4096)
             if not data:
                 spawner.kill_tree(pid)
                 return -signal.SIGKILL

@@ -18,6 +18,15 @@ def keeper(server: Served) -> int:
     return int(json.loads(label.read_text())["owner"]["pid"])
 
 
+def settled(server: Served, sandbox: str) -> dict[str, Any]:
+    """A sandbox whose first process is being killed, once the server knows."""
+    deadline = time.monotonic() + 30
+    while (found := server.api.get(f"/sandboxes/{sandbox}").json())["ready"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found  # type: ignore[no-any-return]
+
+
 def test_jobs_outlive_a_killed_server_and_run_once(own: Any) -> None:
     server: Served = own()
     sandboxes = [server.create(sandbox_id=f"box-{i}")["sandbox_id"] for i in range(3)]
@@ -108,10 +117,7 @@ def test_a_sandbox_that_died_is_told_and_its_repeated_key_too(own: Any) -> None:
     holder = json.loads(label.read_text())["holder"]["pid"]
     server.exec(made["sandbox_id"], "true")
     os.kill(holder, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while (found := server.api.get(f"/sandboxes/{made['sandbox_id']}").json())["ready"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    found = settled(server, made["sandbox_id"])
     assert found["status"] == "failed" and "died" in found["status_message"]
     answer = server.api.post(f"/sandboxes/{made['sandbox_id']}/exec", json={"command": "true"})
     assert (answer.status_code, answer.json()["code"]) == (404, "sandbox_lost")
@@ -133,7 +139,7 @@ def test_a_killed_keeper_is_a_lost_sandbox_and_the_next_one_has_a_new_keeper(own
     assert (told["status"], told["code"]) == ("failed", "sandbox_lost")
     other = server.create()["sandbox_id"]
     assert server.exec(other, "echo new")["stdout"] == "new\n"
-    assert server.api.get(f"/sandboxes/{sandbox}").json()["status"] == "failed"
+    assert settled(server, sandbox)["status"] == "failed"
 
 
 def test_sigterm_leaves_nothing(own: Any) -> None:
