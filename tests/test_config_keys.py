@@ -14,7 +14,14 @@ from openforge import config_training as t
 from openforge.config_reading import section
 
 ROOT = Path(__file__).resolve().parents[1]
-DECLARING = ("config.py", "config_checks.py", "config_docs.py", "config_reading.py", "config_training.py")
+DECLARING = (
+    "config.py",
+    "config_checks.py",
+    "config_docs.py",
+    "config_reading.py",
+    "config_training.py",
+    "config_judge.py",
+)
 SOURCE = "\n".join(
     p.read_text()
     for top, pattern in (("openforge", "**/*.py"), ("rules", "*.smk"), ("scripts", "*.py"))
@@ -34,11 +41,14 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.KeepCheckpoints: ("keep",),
     t.OverlongBuffer: ("buffer",),
     t.RewardKwargs: ("kwargs",),
+    c.Judge: ("judge", "config", "c"),
+    c.MixedHarness: ("harness", "h"),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {
     c.Columns: r"cell\(",
     c.Harness: r"(?:options\[|options\.get\()",
+    c.MixedHarness: r"(?:options\[|options\.get\()",
     c.Limits: r'limits"?\]?\[',
     c.Sampling: r"^ {4}",
 }
