@@ -59,11 +59,13 @@ VIEWS = {
 WITH declared AS (
     SELECT DISTINCT c.episode_id, coalesce(t->>'$.function.name', t->>'$.name') AS tool
     FROM calls c
-    JOIN (SELECT DISTINCT sha256, unnest(json_extract(decode(bytes), '$[*]')) AS t
-          FROM blobs WHERE mime = 'application/json') b ON b.sha256 = c.tools_sha256
+    JOIN (SELECT DISTINCT sha256, unnest(json_extract(CASE WHEN json_valid(text) THEN text END, '$[*]')) AS t
+          FROM (SELECT sha256, TRY(decode(bytes)) AS text FROM blobs WHERE mime = 'application/json')) b
+      ON b.sha256 = c.tools_sha256
 ),
 own AS (
-    SELECT e.episode_id, unnest(json_extract_string(r.payload, '$.tools[*].name')) AS tool
+    SELECT e.episode_id,
+           unnest(json_extract_string(CASE WHEN json_valid(r.payload) THEN r.payload END, '$.tools[*].name')) AS tool
     FROM episodes e JOIN rollouts r USING (rollout_id)
 )
 SELECT d.episode_id, coalesce(max(o.tool), d.tool) AS tool, max(o.tool) IS NOT NULL AS of_task
@@ -80,7 +82,8 @@ SELECT c.episode_id, m->>'$.tool_call_id' AS id, min(c.call) AS told_in,
        arg_min(CASE WHEN json_type(m, '$.content') = 'ARRAY'
                     THEN array_to_string(json_extract_string(m, '$.content[*].text'), '')
                     ELSE m->>'$.content' END, c.call) AS result
-FROM (SELECT episode_id, call, unnest(json_extract(messages, '$[*]')) AS m FROM calls) c
+FROM (SELECT episode_id, call, unnest(json_extract(CASE WHEN json_valid(messages) THEN messages END, '$[*]')) AS m
+      FROM calls) c
 WHERE m->>'$.role' = 'tool'
 GROUP BY c.episode_id, id
 """,
@@ -88,7 +91,8 @@ GROUP BY c.episode_id, id
     "tool_calls": f"""
 WITH native AS (
     SELECT episode_id, call, unnest(range(len(found))) AS place, unnest(found) AS t
-    FROM (SELECT episode_id, call, json_extract(response, '$.tool_calls[*]') AS found
+    FROM (SELECT episode_id, call,
+                 json_extract(CASE WHEN json_valid(response) THEN response END, '$.tool_calls[*]') AS found
           FROM calls WHERE delivery = 'confirmed')
 ),
 told AS (
@@ -108,11 +112,15 @@ commands AS (
     FROM typed
     UNION ALL
     SELECT c.episode_id, c.call, 0, 'shell', NULL,
-           (SELECT m.last FROM (SELECT episode_id, call, messages->>'$[#-1].content' AS last FROM calls) m
+           (SELECT m.last
+            FROM (SELECT episode_id, call,
+                         CASE WHEN json_valid(messages) THEN messages END->>'$[#-1].content' AS last
+                  FROM calls) m
             WHERE m.episode_id = c.episode_id AND m.call = c.call + 1),
-           coalesce(nullif(regexp_extract(c.response->>'$.content', '```[a-z_]*\\n(.*?)\\n?```', 1, 's'), ''),
-                    regexp_extract(c.response->>'$.content', '^[^\\n]*'))
-    FROM calls c JOIN all_episodes e USING (episode_id)
+           coalesce(nullif(regexp_extract(c.said, '```[a-z_]*\\n(.*?)\\n?```', 1, 's'), ''),
+                    regexp_extract(c.said, '^[^\\n]*'))
+    FROM (SELECT *, CASE WHEN json_valid(response) THEN response END->>'$.content' AS said FROM calls) c
+    JOIN all_episodes e USING (episode_id)
     WHERE e.harness = 'mini_swe_agent' AND c.tools_sha256 IS NULL AND c.delivery = 'confirmed' AND c.thread = 0
 ),
 -- The command `tool NAME ...` is a call of the task's tool NAME.

@@ -17,7 +17,7 @@ import pyarrow as pa
 import yaml
 
 from openforge import __version__, config, config_paths, harnesses, run_lock, store, tables
-from openforge.eval import policies
+from openforge.eval import EvalError, matrix, policies
 from openforge.proxy import trained
 from openforge.rollout import status
 from openforge.verbs import (
@@ -96,6 +96,19 @@ def run_watch(args: argparse.Namespace) -> int:
 def run_clean(args: argparse.Namespace) -> int:
     asked = [name for name in clean.FLAGS if getattr(args, name)]
     return clean.run(args.run, project_root(), asked, args.everything, args.yes)
+
+
+def run_matrix(args: argparse.Namespace) -> int:
+    results = project_root() / "results"
+    names = store.runs(results)
+    for run in args.run:
+        _known(run, names, "results/")
+    try:
+        found = matrix.read(results, args.run or names)
+    except EvalError as e:
+        raise CliError(str(e)) from None
+    print(json.dumps(found, indent=1) if args.json else matrix.text(found), end="")
+    return 0
 
 
 def run_score(args: argparse.Namespace) -> int:
@@ -237,6 +250,11 @@ def parser() -> argparse.ArgumentParser:
         "--everything", nargs="?", const="", metavar="RUN", help="remove results/RUN whole; the run's name is repeated"
     )
     verb.set_defaults(call=run_clean)
+
+    verb = verbs.add_parser("matrix", help="evaluations that stand: suite, policy, harness, pass@1, pass^3, pass@3")
+    verb.add_argument("run", metavar="RUN", nargs="*", help="names of results/RUN; all of them without one")
+    verb.add_argument("--json", action="store_true", help="the evaluations' eval.json as a list")
+    verb.set_defaults(call=run_matrix)
 
     verb = verbs.add_parser("score", help="score finished episodes once more, by the judge of now (docs/judge.md)")
     verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")

@@ -22,6 +22,7 @@ DECLARING = (
     "config_reading.py",
     "config_training.py",
     "config_sandbox.py",
+    "config_judge.py",
 )
 SOURCE = "\n".join(
     p.read_text()
@@ -45,11 +46,14 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.KeepCheckpoints: ("keep",),
     t.OverlongBuffer: ("buffer",),
     t.RewardKwargs: ("kwargs",),
+    c.Judge: ("judge", "config", "c"),
+    c.MixedHarness: ("harness", "h"),
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {
     c.Columns: r"cell\(",
     c.Harness: r"(?:options\[|options\.get\()",
+    c.MixedHarness: r"(?:options\[|options\.get\()",
     c.Limits: r'limits"?\]?\[',
     c.Sampling: r"^ {4}",
 }

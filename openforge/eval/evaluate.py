@@ -19,6 +19,7 @@ Row = Mapping[str, Any]
 # Trials of a task in ClawEval's headline.
 TRIALS = 3
 NO_EPISODE = "no_episode"
+NO_POLICY = "none"  # of scripted agents
 
 
 class EvalError(ValueError):
@@ -63,9 +64,9 @@ def evaluate(episodes: Sequence[Row], scores: Sequence[Row], rollouts: Sequence[
         "cell": cell,
         "iteration": iteration,
         "benchmark": _one(planned, "benchmark"),
-        "policy": _one(planned, "policy"),
+        "policy": NO_POLICY if _one(planned, "harness") == "scripted" else _one(planned, "policy"),
         "policy_versions": sorted({e["policy_version"] for e in final.values()}),
-        "harness": _one(planned, "harness"),
+        "harness": _harness(planned),
         "harness_versions": sorted({e["harness_version"] for e in final.values()}),
         **_headline(planned, passed),
         "pass_at": {str(k): _pass_at(planned, passed, k)._asdict() for k in _ks(planned)},
@@ -100,6 +101,13 @@ def evaluate_run(run_dir: Path, cell: str, iteration: int | None) -> dict[str, A
     result = evaluate(episodes, scores, rollouts)
     write_beside(run_dir / eval_path(cell, iteration), json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _harness(planned: Sequence[Row]) -> str:
+    """Its name; a scripted agent's with which one it is."""
+    name = _one(planned, "harness")
+    agents = {json.loads(r["harness_options"]).get("agent") for r in planned}
+    return f"{name} {agents.pop()}" if name == "scripted" and len(agents) == 1 else str(name)
 
 
 def headline(result: Mapping[str, Any]) -> str:

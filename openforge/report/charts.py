@@ -70,6 +70,27 @@ def dumbbell(before: Point | None, after: Point | None, label: str) -> Markup:
     return _svg(width, height, label, out, "dumbbell")
 
 
+def ranges(rows: Sequence[tuple[str, Point]], label: str) -> Markup:
+    """Values between 0 and 1 with their intervals, one a line below the others, each with its name."""
+    if not rows:
+        return Markup("")
+    row, left, right = 24, 250, 60
+    height = row * len(rows) + 22
+
+    def x(v: float) -> float:
+        return left + (WIDTH - left - right) * v
+
+    out = []
+    for v in (0, 0.25, 0.5, 0.75, 1):
+        out += [_line(x(v), 0, x(v), height - 22, "grid"), _text(x(v), height - 6, f"{v:.2f}", "middle")]
+    for i, (name, p) in enumerate(rows):
+        y = row * i + row / 2
+        out += [_text(left - 10, y + 4, name, "end"), _line(x(p.low), y, x(p.high), y, "range after")]
+        out.append(_dot(x(p.p), y, 4, "after", f"{name}: {p.p:.3f} [{p.low:.3f}, {p.high:.3f}]"))
+        out.append(_text(WIDTH - right + 12, y + 4, f"{p.p:.3f}", "start"))
+    return _svg(WIDTH, height, label, out)
+
+
 def bars(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Horizontal bars of (name, value >= 0, text beside the bar), the longest across the chart."""
     if not rows:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from openforge import store
 from openforge.config import EvalConfig, RunConfig
 from openforge.config_docs import flatten
+from openforge.eval.evaluate import NO_POLICY
 from openforge.report import charts
 from openforge.report.summary import GREEDY, SAMPLED, summary
 from openforge.report.trajectories import chosen, trajectory
@@ -38,6 +39,7 @@ def write_report(run_dir: Path, config: RunConfig | EvalConfig, root: Path) -> d
         episodes = chosen(tables)
         _write_trajectories(run_dir, env, tables, [e["episode_id"] for e in episodes])
         kinds = _kinds(tables, figures)
+        behaviour = tables.rows("SELECT * FROM behaviour_by_cell WHERE tool_calls > 0")
     text = env.get_template("index.html.jinja").render(
         run=run_dir.name,
         summary=figures,
@@ -45,6 +47,8 @@ def write_report(run_dir: Path, config: RunConfig | EvalConfig, root: Path) -> d
         curve=_curve(figures),
         kinds=kinds,
         cells=_cells(figures),
+        matrix=_matrix(figures),
+        behaviour=behaviour,
         time=_time(figures),
         statuses=_statuses(figures),
         fates=[_fates(figures, what) for what in ("episodes", "groups", "calls")],
@@ -146,11 +150,27 @@ def _ends(by_iteration: Mapping[str, Any], training: bool) -> tuple[dict[str, An
 
 
 def _point(figure: Mapping[str, Any] | None) -> charts.Point | None:
-    return charts.Point(0, figure["p"], figure["low"], figure["high"]) if figure else None
+    return _at(figure) if figure else None
 
 
 def _cells(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [result for by_iteration in figures["cells"].values() for result in by_iteration.values()]
+
+
+def _matrix(figures: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """A chart of pass@1 by harness and checkpoint for each suite; none for a single evaluation of it."""
+    found: dict[str, list[tuple[str, charts.Point]]] = {}
+    for r in _cells(figures):
+        name = r["harness"] if r["policy"] == NO_POLICY else f"{r['harness']} · {r['policy'].rpartition('/')[2]}"
+        # Two cells of one harness differ in something that their names tell.
+        cell = r["cell"].partition(".")[0]
+        found.setdefault(r["benchmark"], []).append((name if cell in name else f"{cell}: {name}", _at(r)))
+    label = "pass@1 by harness and checkpoint, with intervals"
+    return [(suite, charts.ranges(rows, label)) for suite, rows in found.items() if len(rows) > 1]
+
+
+def _at(figure: Mapping[str, Any]) -> charts.Point:
+    return charts.Point(0, figure["p"], figure["low"], figure["high"])
 
 
 def _time(figures: Mapping[str, Any]) -> Markup:

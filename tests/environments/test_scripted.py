@@ -21,7 +21,8 @@ task_id: t1
 split: heldout
 prompt: {text: "Write 42 to answer.txt and say what you wrote."}
 tags: [files]
-verifier: {name: check, command: [python3, -I, verify.py, "{workspace}", "{answer}"], files: [verify.py]}
+verifier: {name: check, command: [python3, -I, verify.py, "{workspace}", "{answer}"], files: [verify.py],
+  timeout_seconds: 20}
 """
 VERIFY = """
 import json, pathlib, sys

@@ -127,7 +127,7 @@ def test_the_page_shows_the_figures(written):
         assert text in page.text
     # count is held out entirely: no training task is of its kind.
     assert "count not in training" in page.text and "copy not in training" not in page.text
-    assert sum(tag == "svg" for tag, _ in page.tags) == 4
+    assert sum(tag == "svg" for tag, _ in page.tags) == 5
 
 
 def test_the_page_says_what_became_of_every_episode(written):

@@ -209,6 +209,18 @@ def test_calls_that_no_harness_took_do_not_count(tmp_path: Path) -> None:
     assert got["tool_calls"] == 1
 
 
+def test_what_is_no_json_counts_for_nothing(tmp_path: Path) -> None:
+    made = Episode("x", "mini_swe_agent", [("bash", {"command": "ls"}, "a")], ["bash"])
+    made.calls[0]["messages"] = "no json"
+    made.calls[1]["response"] = "{"
+    made.rollout["payload"] = "none"
+    bad = Episode("y", "pi", [("bash", {"command": "ls"}, "a")], ["read"])
+    bad.blob["bytes"] = b"\xff no json"
+    got, other = measured(tmp_path, made, bad)
+    assert (got["tool_calls"], got["tools_offered"]) == (1, 1)
+    assert (other["tool_calls"], other["tools_offered"]) == (1, 0)
+
+
 def test_the_means_of_a_cell(tmp_path: Path) -> None:
     one = Episode("a", "pi", [("write", {"path": "a"}, "ok"), ("read", {"path": "a"}, "x")], ["read", "write"])
     two = Episode("b", "pi", [("bash", {"command": "echo 1 > a"}, ""), ("bash", {"command": "nope"},
