@@ -29,8 +29,8 @@ class StubHarness(Harness):
         return self.version
 
     def files(self, ctx: Context) -> dict[str, bytes]:
-        # What the environment says of the tools is no script.
-        script = ctx.instruction.partition("\n\nThis task has tools")[0]
+        # What the environment adds (of tools, attachments, a user) is no script.
+        script = ctx.instruction.partition("\n\n")[0]
         return {"task.sh": script.encode(), "task.md": ctx.instruction.encode()}
 
     def env(self, ctx: Context) -> dict[str, str]:
