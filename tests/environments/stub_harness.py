@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class StubHarness(Harness):
 
     def files(self, ctx: Context) -> dict[str, bytes]:
         # What the environment adds (of tools, attachments, a user) is no script.
-        script = ctx.instruction.partition("\n\n")[0]
+        script = re.split("\n\n(?=This task has tools|Attached files|Ask the user|You have worked)", ctx.instruction)[0]
         return {"task.sh": script.encode(), "task.md": ctx.instruction.encode()}
 
     def env(self, ctx: Context) -> dict[str, str]:
