@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hmac
 import json
@@ -15,15 +14,14 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
 
 import openforge
 from openforge.sandboxes.job import OUTPUT_BYTES
 from openforge.sandboxes.protocol import SandboxError
-from openforge.sandboxes.server import machine, problems, pty, transfers, ways, wire
+from openforge.sandboxes.server import bodies, machine, problems, pty, transfers, ways, wire
 from openforge.sandboxes.server.host import Host
 from openforge.sandboxes.server.problems import Problem
 from openforge.sandboxes.server.record import Job
@@ -33,7 +31,6 @@ _WAIT_SECONDS = 30.0  # beyond its own time limit, that an exec with wait is wai
 _OPEN = ("/", "/health")  # without a key
 _log = logging.getLogger(__name__)
 
-Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -166,7 +163,7 @@ class Api:
 
     # ---- sandboxes ---------------------------------------------------------------------------------------------
     async def create(self, request: web.Request) -> web.Response:
-        body = await _body(request, wire.CreateRequest)
+        body = await bodies.body(request, wire.CreateRequest)
         hosted = self.host.create(body, request.headers.get(wire.IDEMPOTENCY_HEADER))
         if body.wait:
             await hosted.settled.wait()
@@ -190,7 +187,7 @@ class Api:
 
     async def wait(self, request: web.Request) -> web.Response:
         hosted = self.host.find(request.match_info["id"])
-        seconds = _number(request, "timeout", 3600.0)
+        seconds = bodies.number(request, "timeout", 3600.0)
         try:
             await asyncio.wait_for(hosted.settled.wait(), seconds)
         except TimeoutError:
@@ -203,7 +200,7 @@ class Api:
 
     async def heartbeat(self, request: web.Request) -> web.Response:
         hosted = self.host.find(request.match_info["id"])
-        body = await _body(request, wire.HeartbeatRequest) if request.can_read_body else wire.HeartbeatRequest()
+        body = await bodies.body(request, wire.HeartbeatRequest) if request.can_read_body else wire.HeartbeatRequest()
         hosted.ready()  # of a dead sandbox a heartbeat tells
         self.host.heartbeat(hosted, body.ttl_seconds)
         return reply({"status": "ok", "sandbox_id": hosted.sandbox_id, "expires_at": hosted.used_at + hosted.kept.ttl})
@@ -215,12 +212,12 @@ class Api:
 
     # ---- commands ----------------------------------------------------------------------------------------------
     async def execute(self, request: web.Request) -> web.Response:
-        body = await _body(request, wire.ExecRequest)
+        body = await bodies.body(request, wire.ExecRequest)
         if body.job_id is not None and re.fullmatch(wire.JOB_NAME, body.job_id) is None:
             raise Problem("invalid", f"job_id {body.job_id!r} is no name: 1 to 128 letters, digits, _, . and -")
         if body.stdin is not None:
-            _decoded(body.stdin, "stdin")
-        _check_command(body)
+            bodies.decoded(body.stdin, "stdin")
+        bodies.checked_command(body)
         job = await self._submit(request, body.model_dump(), body.job_id)
         if not body.wait:
             return reply({"job_id": job.job_id, "status": "queued"})
@@ -238,7 +235,7 @@ class Api:
         return self.host.jobs.submit(sandbox_id, body, job_id, request.headers.get(wire.IDEMPOTENCY_HEADER))
 
     async def apply_patch(self, request: web.Request) -> web.Response:
-        body = await _body(request, wire.PatchRequest)
+        body = await bodies.body(request, wire.PatchRequest)
         command = wire.ExecRequest(
             command=["git", "apply", "-"],
             stdin=base64.b64encode(body.patch.encode(errors="surrogateescape")).decode(),
@@ -251,12 +248,12 @@ class Api:
         return reply({"success": told["exit_code"] == 0, **keep})
 
     async def job(self, request: web.Request) -> web.Response:
-        return reply(self._wire(self.host.jobs.get(request.match_info["job"]), _encoding(request)))
+        return reply(self._wire(self.host.jobs.get(request.match_info["job"]), bodies.encoding(request)))
 
     async def wait_job(self, request: web.Request) -> web.Response:
         job = self.host.jobs.get(request.match_info["job"])
-        await _within(job, _number(request, "timeout", 300.0))
-        return reply(self._wire(job, _encoding(request)))
+        await _within(job, bodies.number(request, "timeout", 300.0))
+        return reply(self._wire(job, bodies.encoding(request)))
 
     async def cancel_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job"]
@@ -271,7 +268,7 @@ class Api:
             hosted.used_at = time.time()
         end = job.end or {}
         texts = self.host.jobs.outputs(job) if job.started_at is not None else (b"", b"")
-        decode = (lambda b: base64.b64encode(b).decode()) if encoding == "base64" else _decode
+        decode = (lambda b: base64.b64encode(b).decode()) if encoding == "base64" else bodies.text
         error, code = end.get("error"), end.get("code")
         if error is not None and code is None:
             lost, number = end.get("lost"), end.get("errno")
@@ -305,8 +302,8 @@ class Api:
 
     # ---- files -------------------------------------------------------------------------------------------------
     async def upload(self, request: web.Request) -> web.Response:
-        body = await _body(request, wire.UploadRequest)
-        data = _decoded(body.content, "content")
+        body = await bodies.body(request, wire.UploadRequest)
+        data = bodies.decoded(body.content, "content")
         local = await self.host.running(request.match_info["id"])
         size = await transfers.upload(
             self.host.spawner,
@@ -320,7 +317,7 @@ class Api:
         return reply({"success": True, "path": body.path, "size": size})
 
     async def upload_raw(self, request: web.Request) -> web.Response:
-        path, size = _query(request, "path"), request.content_length
+        path, size = bodies.query(request, "path"), request.content_length
         if size is None:
             raise Problem("invalid", "an upload needs the header Content-Length")
         if size > transfers.TRANSFER_BYTES:
@@ -330,21 +327,21 @@ class Api:
         mode = request.query.get("mode", "0644")
         if re.fullmatch(r"0?[0-7]{3}", mode) is None:
             raise Problem("invalid", f"mode {mode!r} is no octal mode, such as 0755")
-        offset = int(_number(request, "offset", 0))
+        offset = int(bodies.number(request, "offset", 0))
         local = await self.host.running(request.match_info["id"])
         data = request.content.iter_any()
         written = await transfers.upload(self.host.spawner, local, path, data, size, int(mode, 8), offset)
         return reply({"success": True, "path": path, "size": written})
 
     async def download(self, request: web.Request) -> web.Response:
-        path = _query(request, "path")
+        path = bodies.query(request, "path")
         local = await self.host.running(request.match_info["id"])
         data, size = await transfers.download(self.host.spawner, local, path, 0, None)
         return reply({"path": path, "content": base64.b64encode(data).decode(), "size": size})
 
     async def download_raw(self, request: web.Request) -> web.Response:
-        path, offset = _query(request, "path"), int(_number(request, "offset", 0))
-        length = int(_number(request, "length", 0)) if "length" in request.query else None
+        path, offset = bodies.query(request, "path"), int(bodies.number(request, "offset", 0))
+        length = int(bodies.number(request, "length", 0)) if "length" in request.query else None
         local = await self.host.running(request.match_info["id"])
         data, size = await transfers.download(self.host.spawner, local, path, offset, length)
         return web.Response(body=data, content_type="application/octet-stream", headers={wire.SIZE_HEADER: str(size)})
@@ -366,7 +363,7 @@ class Api:
 
     # ---- ways in and out ---------------------------------------------------------------------------------------
     async def add_route(self, request: web.Request) -> web.Response:
-        body = await _body(request, wire.RouteRequest)
+        body = await bodies.body(request, wire.RouteRequest)
         await self.host.running(request.match_info["id"])
         hosted = self.host.find(request.match_info["id"])
         await ways.open_route(self.host, hosted, body.port, body.target)
@@ -384,60 +381,6 @@ class Api:
 
     async def port(self, request: web.Request) -> web.StreamResponse:
         return await ways.enter(self.host, request)
-
-
-async def _body(request: web.Request, kind: type[Body]) -> Body:
-    """The request's body as `kind`; 422 with a list as `detail`, as Orchard's framework has it."""
-    try:
-        return kind.model_validate_json(await request.read())
-    except ValidationError as e:
-        # Without the input: it may be large, or hold what is nobody's to see in a log.
-        told = e.errors(include_url=False, include_input=False, include_context=False)
-        detail = [{**problem, "loc": ["body", *problem["loc"]]} for problem in told]
-        raise Problem("invalid", detail) from None
-
-
-def _query(request: web.Request, name: str) -> str:
-    if not request.query.get(name):
-        raise Problem("invalid", f"the query lacks {name}=")
-    return request.query[name]
-
-
-def _number(request: web.Request, name: str, default: float) -> float:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if re.fullmatch(r"\d{1,15}(\.\d+)?", text) is None:
-        raise Problem("invalid", f"{name}={text!r} in the query is no number of 0 or more")
-    return float(text)
-
-
-def _encoding(request: web.Request) -> str:
-    encoding = request.query.get("encoding", "utf-8")
-    if encoding not in ("utf-8", "base64"):
-        raise Problem("invalid", f"encoding={encoding!r} in the query is neither utf-8 nor base64")
-    return encoding
-
-
-def _decoded(text: str, name: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise Problem("invalid", f"{name} is no base64: {e}") from None
-
-
-def _decode(data: bytes) -> str:
-    return data.decode(errors="replace")
-
-
-def _check_command(body: wire.ExecRequest) -> None:
-    words = [body.command] if isinstance(body.command, str) else body.command
-    if not words[0]:
-        raise Problem("invalid", "command is empty")
-    if any("\0" in w for w in [*words, body.cwd or "", *(body.env or {}), *(body.env or {}).values()]):
-        raise Problem("invalid", "command, cwd and env cannot hold a NUL character")
-    if any(not name or "=" in name for name in body.env or {}):
-        raise Problem("invalid", "a name in env is empty or holds =")
 
 
 async def _within(job: Job, seconds: float) -> None:
