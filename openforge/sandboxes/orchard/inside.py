@@ -26,13 +26,11 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import stat
 import struct
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -243,6 +241,9 @@ def entries(request: Request, payload: bytes) -> Request:
 
 def unpack(request: Request, payload: bytes) -> Request:
     """Put a file or folder at `inside` from an archive in which it is called "root", once."""
+    import shutil  # here and not at the top: together they take as long to import as all the rest
+    import tarfile
+
     target, beside = request["inside"], f"{request['inside']}.{request['id']}"
     with _once(request["id"]) as first:
         if first:
