@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from openforge.config_reading import ConfigError
+from openforge.config_sandbox import ENGINES
 from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ def sandbox(config: RunConfig | EvalConfig, label: str) -> None:
     variable(sandbox.api_key_env, "sandbox.api_key_env", label)
     if sandbox.url is not None:
         server_url(sandbox.url, label)
+    if sandbox.backend in ENGINES and sandbox.image is None:
+        raise ConfigError(f"{label}: key 'sandbox.image' is required while sandbox.backend is {sandbox.backend}")
     if sandbox.max_alive is not None and sandbox.max_alive <= sandbox.warm:
         raise ConfigError(
             f"{label}: sandbox.max_alive is {sandbox.max_alive}, but sandbox.warm keeps {sandbox.warm} ready, so that "

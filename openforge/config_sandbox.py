@@ -11,8 +11,10 @@ from pydantic import Field
 from openforge.config_reading import Above0, NonNegative, Positive, Section, Text, only_if
 
 Network = Literal["proxy", "none", "open"]
-# What an episode's sandbox is on this machine; the others are reached over HTTP.
-LOCAL = ("local",)
+# Container engines, which a user may have; their sandboxes need an image.
+ENGINES = ("podman", "docker", "apptainer")
+# Backends whose sandboxes are on this machine; the others are reached over HTTP.
+LOCAL = ("local", *ENGINES)
 REMOTE = "orchard"
 # Of a rollout row without an image.
 DEFAULT_IMAGE = "host"
@@ -56,10 +58,10 @@ class Artifacts(Section):
 class Sandbox(Section):
     """Sandboxes of episodes."""
 
-    backend: Literal["local", "orchard"] = Field(
+    backend: Literal["local", "podman", "docker", "apptainer", "orchard"] = Field(
         default="local",
-        description="`local` makes them on this machine; `orchard` asks a server that speaks Orchard's REST: "
-        "`openforge sandboxes serve`, or Orchard on Kubernetes.",
+        description="`local` makes them on this machine, rootless; a container engine's are on this machine, too; "
+        "`orchard` asks a server that speaks Orchard's REST: `openforge sandboxes serve`, or Orchard on Kubernetes.",
     )
     url: Text | None = Field(
         default=None,
@@ -84,8 +86,8 @@ class Sandbox(Section):
     )
     image: Text | None = Field(
         default=None,
-        description="Root file system: an OCI image archive (local), or what the server calls an image; without one "
-        "the backend's default, of `local` this machine's system, read-only.",
+        description="Root file system: an OCI image archive (local, engines), or what the engine or server calls an "
+        "image; without one the backend's default, of `local` this machine's system, read-only.",
     )
     network: Network = Field(
         default="proxy", description="What a sandbox reaches: the episode's own proxy and services, nothing, or all."
@@ -118,11 +120,13 @@ class Sandbox(Section):
 
     def can_fork(self) -> bool:
         """Whether a warm harness can be forked into a sandbox: it is one of this machine, with this machine's files."""
-        return self.backend in LOCAL and self.image is None
+        return self.backend == "local" and self.image is None
 
 
 def image_of(row: Mapping[str, Any], root: Path) -> str | None:
     """The image of a rollout row as its backend takes it; None for the backend's default."""
     if row["image"] == DEFAULT_IMAGE:
         return None
-    return str(root / row["image"]) if row["orchestrator"] in LOCAL else str(row["image"])
+    # An engine takes names, too.
+    archive = row["orchestrator"] == "local" or (row["orchestrator"] in ENGINES and (root / row["image"]).is_file())
+    return str(root / row["image"]) if archive else str(row["image"])

@@ -172,7 +172,7 @@ ROLLOUTS = Table(
         Column("draw", _i32, "Count of repeats of the task within one table, from 0."),
         Column("shard", _i32, "Shard that runs it, from 1; a group never spans shards."),
         Column("reserve", _bool, "Held back for dynamic sampling."),
-        Column("orchestrator", _str, "Sandbox backend: local or orchard."),
+        Column("orchestrator", _str, "Sandbox backend: local, orchard, or a container engine."),
         Column(
             "image",
             _str,

@@ -233,6 +233,7 @@ def test_missing_keys_are_named(tmp_path):
             "sandbox: {url: 'http://127.0.0.1:8000'}",
             'key \'sandbox.url\' has no effect while sandbox.backend is "local"; remove it or set backend to "orchard"',
         ),
+        ("sandbox: {backend: podman}", "key 'sandbox.image' is required while sandbox.backend is podman"),
         ("sandbox: {api_key_env: KEY}", "key 'sandbox.api_key_env' has no effect while"),
         ("sandbox: {ttl_seconds: 60}", "key 'sandbox.ttl_seconds' has no effect while"),
         ("sandbox: {network_policy: true}", "key 'sandbox.network_policy' has no effect while"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from openforge.config_paths import SANDBOX_URL
-from openforge.config_sandbox import LOCAL
+from openforge.config_sandbox import ENGINES, LOCAL
 from openforge.config_sandbox import Sandbox as Terms
 from openforge.rollout.pool import GIB
-from openforge.sandboxes import Backend, LocalBackend, Owner, SandboxError, bwrap
+from openforge.sandboxes import Backend, EngineBackend, LocalBackend, Owner, SandboxError, bwrap
 from openforge.sandboxes import reap as reap_local
 from openforge.sandboxes.orchard import Options, OrchardBackend
 from openforge.sandboxes.orchard.service import PATIENCE
@@ -40,13 +41,15 @@ def make(kind: str, terms: Terms, root: Path, run: str, seconds: float, keep: Pa
     Args:
         root: folder of its sandboxes, or of what is noted of them.
         seconds: that an episode may take at most.
-        keep: folder that a local sandbox's work folder is moved to at its end.
+        keep: folder that the work folder of kind `local`'s sandboxes is moved to at its end.
 
     Raises:
         SandboxError: it cannot be used; one sentence.
     """
-    if kind in LOCAL:
+    if kind == "local":
         return LocalBackend(root, run, Owner.current(), keep)
+    if kind in ENGINES:
+        return EngineBackend(kind, root, run, Owner.current())
     return _orchard(terms, root, run, seconds)
 
 
@@ -73,6 +76,10 @@ async def check(kind: str, terms: Terms, run: str, seconds: float) -> None:
     Raises:
         SandboxError: no sandbox can be made; one sentence.
     """
+    if kind in ENGINES:
+        if shutil.which(kind) is None:
+            raise SandboxError(f"sandbox.backend is {kind}, which is not installed here: install it, or take local")
+        return
     if kind in LOCAL:
         why = bwrap.probe()["why"]
         if why is not None:

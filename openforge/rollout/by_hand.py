@@ -21,7 +21,7 @@ from typing import Any
 
 from openforge import tables
 from openforge.config import EvalConfig, RunConfig, Sandbox, Server
-from openforge.config_sandbox import DEFAULT_IMAGE, LOCAL, Artifacts
+from openforge.config_sandbox import DEFAULT_IMAGE, Artifacts
 from openforge.environments import verdict
 from openforge.job import Job
 from openforge.policy import process
@@ -96,7 +96,7 @@ def run(
         config: holds the cell CELL; its `rollout` section but for `attempts`, and its `sandbox` section but for
             `artifacts` and `warm`, whatever backend the row was planned for.
         policy: checkpoint folder; None where `server` has a URL.
-        keep: move the sandbox's work folder to results/.episodes/; of a sandbox elsewhere, copy it there.
+        keep: move the sandbox's work folder to results/.episodes/; of another backend than `local`, copy it there.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; what was started has ended.
@@ -106,7 +106,7 @@ def run(
     _sweep(episodes, config.sandbox)
     row = {**row, "rollout_id": tables.h("by hand", uuid.uuid4().hex), **_here(row, config.sandbox)}
     kept = f"{tables.episode_id(row['rollout_id'], 0)}-*"
-    here = config.sandbox.backend in LOCAL
+    here = config.sandbox.backend == "local"
     artifacts = Artifacts(keep="all", work=True) if keep and not here else Artifacts(keep="none")
     once = {
         "rollout": config.rollout.model_copy(update={"attempts": 1}),

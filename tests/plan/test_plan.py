@@ -148,6 +148,7 @@ def test_a_table_planned_twice_is_the_same_file(tmp_path: Path) -> None:
     [
         ({}, "fork"),
         ({"image": "x.tar"}, "command"),
+        ({"backend": "podman", "image": "debian:12"}, "command"),
         ({"backend": "orchard", "network": "open", "grading": "second"}, "command"),
     ],
 )
