@@ -97,7 +97,10 @@ async def test_a_mail_to_somebody_else_is_unsafe(backend: LocalBackend) -> None:
 
 @pytest.mark.slow
 async def test_the_stand_in_with_checks_is_solved(backend: LocalBackend) -> None:
-    (task,) = offline(SAMPLES / "qwenclaw_checkout")
+    task, settings = offline(SAMPLES / "qwenclaw_checkout")
     told = verdict(await scripted.play(backend, task, "echo 42 > total.txt\n", "solved"))
     # A script calls no tool of a model's, so one check of three stays open.
     assert told["checks"] == {"exists": 1.0, "right": 1.0, "read_first": 0.0}
+    # Its checks import a package: they see a copy of the work folder where that is.
+    told = verdict(await scripted.play(backend, settings, "echo 'port: 8080' > settings.yaml\n", "settings"))
+    assert (told["checks"], told["passed"]) == ({"port": 1.0}, True)

@@ -24,8 +24,10 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_a_checkout_is_a_source(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = raw_tasks(Tasks(source=str(base)), "claw_eval", tmp_path / "unused", tmp_path)
-    tables.TASKS.arrow([row])
+    row, other = raw_tasks(Tasks(source=str(base)), "claw_eval", tmp_path / "unused", tmp_path)
+    tables.TASKS.arrow([row, other])
+    # Checks that import more than the standard library run with the benchmarks' own software.
+    assert (setup.of(row).software, setup.of(other).software) == (None, "tasks-claweval")
     assert (row["task_id"], row["split"], row["source"]) == ("task_00001_total", "test", "qwen")
     assert row["instruction"] == "Add up the column `sum` of `sales.csv` and write the total to `total.txt`."
     assert [(f["path"], f["content"]) for f in row["files"]] == [
@@ -41,7 +43,7 @@ def test_a_checkout_is_a_source(base: Path, tmp_path: Path, capsys: pytest.Captu
         f"warning: {base}: 1 tasks are left out: they need a judge, and none is configured",
         f"warning: {base}: 1 tasks are left out: they need a library of its checks (matplotlib)",
     ]
-    assert len(raw_tasks(Tasks(source=str(base)), "claw_eval", tmp_path / "unused", tmp_path, {"judge"})) == 2
+    assert len(raw_tasks(Tasks(source=str(base)), "claw_eval", tmp_path / "unused", tmp_path, {"judge"})) == 3
 
 
 def test_a_hybrid_s_weights_and_rubric_are_its_verifier_s(base: Path) -> None:

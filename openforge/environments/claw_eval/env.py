@@ -23,6 +23,7 @@ from openforge.environments.claw_eval.verifying import Verifier, clean, look, pl
 from openforge.environments.claw_eval.world import World
 from openforge.environments.phases import PhaseTimeout, grading_sandbox, within
 from openforge.harnesses.base import Context, Ended, Harness, Output, upload_all
+from openforge.sandboxes.archive import pack, unpack
 from openforge.sandboxes.join import HOME, WORK
 from openforge.sandboxes.protocol import Sandbox
 
@@ -161,6 +162,11 @@ class ClawEval:
         )
         if setup.grading == "companion":
             sandbox = await world.companion()
+        elif setup.software is not None:
+            # The agent's sandbox does not show that Python: the work folder goes to where it is.
+            data = await pack(sandbox, WORK)
+            sandbox = await world.companion()
+            await unpack(sandbox, data, WORK)
         return Verifier(declared, sandbox, world.python), evidence
 
 
