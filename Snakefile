@@ -16,6 +16,7 @@ include: "rules/samples.smk"
 include: "rules/train.smk"
 include: "rules/eval.smk"
 include: "rules/report.smk"
+include: "rules/serve.smk"
 
 
 wildcard_constraints:

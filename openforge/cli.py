@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from openforge.verbs import (
     recorded,
     sandboxes,
     score,
+    serve,
     tasks_check,
     watch,
 )
@@ -109,6 +111,12 @@ def run_matrix(args: argparse.Namespace) -> int:
         raise CliError(str(e)) from None
     print(json.dumps(found, indent=1) if args.json else matrix.text(found), end="")
     return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    # Ended like by Ctrl-C, so that its server ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return serve.run(args.policy, project_root())
 
 
 def run_score(args: argparse.Namespace) -> int:
@@ -255,6 +263,10 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("run", metavar="RUN", nargs="*", help="names of results/RUN; all of them without one")
     verb.add_argument("--json", action="store_true", help="the evaluations' eval.json as a list")
     verb.set_defaults(call=run_matrix)
+
+    verb = verbs.add_parser("serve", help="host a run's checkpoint as an OpenAI-compatible endpoint until Ctrl-C")
+    verb.add_argument("policy", metavar="RUN[@k]", help="the newest checkpoint without @k")
+    verb.set_defaults(call=run_serve)
 
     verb = verbs.add_parser("score", help="score finished episodes once more, by the judge of now (docs/judge.md)")
     verb.add_argument("run", metavar="RUN", help="name of config/RUN.yaml")
