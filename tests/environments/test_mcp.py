@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -123,3 +124,19 @@ async def test_calls_beyond_what_is_kept_are_refused(served: Any, monkeypatch: p
     one, client = served
     statuses = [(await client.post("/tools/mail_list", json={})).status_code for _ in range(4)]
     assert statuses == [200, 200, 429, 429] and len(one.dispatches) == 2
+
+
+async def test_connections_beyond_what_is_allowed_are_closed_and_the_others_served(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "CONNECTIONS_MOST", 2)
+    _, client = served
+    assert (await client.get("/tools")).status_code == 200
+    port = client.base_url.port
+    _, held = await asyncio.open_connection("127.0.0.1", port)
+    # The client's own connection and this one: a third gets nothing.
+    reader, third = await asyncio.open_connection("127.0.0.1", port)
+    assert await reader.read() == b""
+    assert (await client.get("/tools")).status_code == 200
+    held.close()
+    third.close()
