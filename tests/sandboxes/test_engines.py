@@ -28,7 +28,7 @@ LINE = (
 EXPECTED = {
     "podman": f"podman {LINE}",
     "docker": f"docker {LINE}",  # not run: no daemon here
-    # Not run: no Apptainer here. Compared with `apptainer help instance start` of version 1.3.
+    # Not run: there is no Apptainer here.
     "apptainer": "apptainer instance start --containall --no-home --writable-tmpfs --userns --hostname=sandbox --net "
     "--network=none --bind=/s/e-1/disk/work:/workspace:rw --bind=/s/e-1/disk/home:/home/agent:rw "
     "--bind=/opt/node:/opt/node:ro debian:12 openforge-e-1",
