@@ -20,7 +20,19 @@ from openforge import __version__, config, config_paths, harnesses, run_lock, st
 from openforge.eval import policies
 from openforge.proxy import trained
 from openforge.rollout import status
-from openforge.verbs import VerbError, clean, doctor, export, plan, proxy, recorded, score, tasks_check, watch
+from openforge.verbs import (
+    VerbError,
+    clean,
+    doctor,
+    export,
+    plan,
+    proxy,
+    recorded,
+    sandboxes,
+    score,
+    tasks_check,
+    watch,
+)
 
 USAGE = 2
 
@@ -286,6 +298,9 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("proxy", help="record the calls of any agent, without a run (docs/record-any-agent.md)")
     proxy.add_arguments(verb)
     verb.set_defaults(call=proxy.run)
+
+    verb = verbs.add_parser("sandboxes", help="serve, list or delete sandboxes over HTTP (docs/sandboxes.md)")
+    sandboxes.add_arguments(verb)
 
     verb = verbs.add_parser(
         "docs", help="render docs/tables.md, config.md, statuses.md and harnesses.md, and config/schema.json"

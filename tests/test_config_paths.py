@@ -114,6 +114,26 @@ def test_a_secrets_variable_must_be_set_and_is_not_shown(monkeypatch: pytest.Mon
     config_paths.check_variables("eval_r", config)
 
 
+def test_the_server_of_sandboxes_is_named_by_a_key_or_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SANDBOX_BASE_URL", raising=False)
+    monkeypatch.delenv("MY_KEY", raising=False)
+    base = {"model": "m", "tasks": {"source": "demo"}}
+
+    def check(**sandbox: object) -> None:
+        config_paths.check_variables("eval_r", EvalConfig.model_validate(base | {"sandbox": sandbox}))
+
+    with pytest.raises(
+        ConfigError, match=r"but neither sandbox\.url nor the environment variable SANDBOX_BASE_URL says"
+    ):
+        check(backend="orchard")
+    check(backend="orchard", url="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"sandbox\.api_key_env names the environment variable MY_KEY, which is not"):
+        check(backend="orchard", url="http://127.0.0.1:1", api_key_env="MY_KEY")
+    monkeypatch.setenv("MY_KEY", "k")
+    monkeypatch.setenv("SANDBOX_BASE_URL", "http://127.0.0.1:1")
+    check(backend="orchard", api_key_env="MY_KEY")
+
+
 def test_a_policy_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:
     model_folder(tmp_path / "mine")
     for policy, right in (("mine", True), ("nosuch", False), ("demo@3", True), ("http://127.0.0.1:1/v1", True)):

@@ -41,4 +41,10 @@ def _line(kind: type[Harness]) -> str:
 def _section(kind: type[Harness]) -> str:
     what = inspect.getdoc(sys.modules[kind.__module__]) or ""
     cannot = "\n".join(f"- {c}" for c in kind.cannot)
-    return "\n\n".join([f"\n## {kind.name}", what, inspect.getdoc(kind) or "", cannot]) + "\n"
+    return "\n\n".join([f"\n## {kind.name}", what, inspect.getdoc(kind) or "", _tools(kind), cannot]) + "\n"
+
+
+def _tools(kind: type[Harness]) -> str:
+    way = "an MCP server" if kind.tools == "mcp" else "the command `tool` in its shell"
+    again = "goes on with its own session" if kind.resumes else "is started anew and told the conversation"
+    return f"A task's tools come to it as {way}; when a simulated user answers, it {again}."

@@ -38,11 +38,13 @@ class QwenCode(base.NodeHarness):
     software = "harness-qwen"
     script = "@qwen-code/qwen-code/cli-entry.js"
     dialect = "chat"
-    cannot = ("Its pins leave out the optional packages for images, audio and the clipboard.",)
+    cannot = (
+        "Its pins leave out the optional packages for images, audio and the clipboard.",
+        "After an answer to a user it may ask an agent of its own what to remember, whose calls count as the task's.",
+    )
     measured = base.Measured({"": 18207, "tools": 10607}, cpu_seconds=3.3, rss_mb=1897, disk_mb=354)
     constants: ClassVar[dict[str, str]] = {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
     tools = "mcp"
-    resumes = True
 
     def files(self, ctx: base.Context) -> dict[str, bytes]:
         settings: dict[str, Any] = {
@@ -72,8 +74,6 @@ class QwenCode(base.NodeHarness):
     def argv(self, ctx: base.Context) -> list[str]:
         argv = [*self.command(), "--yolo", "--auth-type", "openai", "--model", ctx.model]
         argv += ["--output-format", "stream-json"]
-        if ctx.again:
-            argv.append("--continue")
         if ctx.turns is not None:
             argv += ["--max-session-turns", str(ctx.turns)]
         instructions = base.option_file(ctx, "instructions")

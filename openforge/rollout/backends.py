@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,10 @@ from openforge.rollout.pool import GIB
 from openforge.sandboxes import Backend, LocalBackend, Owner, SandboxError, bwrap
 from openforge.sandboxes import reap as reap_local
 from openforge.sandboxes.orchard import Options, OrchardBackend
+from openforge.sandboxes.orchard.service import PATIENCE
+
+# Seconds that a server may be silent before a shard begins.
+CHECK_PATIENCE = 5.0
 
 
 def url_of(terms: Terms) -> str:
@@ -45,7 +50,7 @@ def make(kind: str, terms: Terms, root: Path, run: str, seconds: float, keep: Pa
     return _orchard(terms, root, run, seconds)
 
 
-def _orchard(terms: Terms, root: Path, run: str, seconds: float) -> OrchardBackend:
+def _orchard(terms: Terms, root: Path, run: str, seconds: float, patience: float = PATIENCE) -> OrchardBackend:
     limits = terms.limits
     options = Options(
         cpu=None if limits.cpus is None else f"{round(limits.cpus * 1000)}m",
@@ -56,6 +61,7 @@ def _orchard(terms: Terms, root: Path, run: str, seconds: float) -> OrchardBacke
         create_seconds=terms.create_seconds,
         # Room is waited for by the pool, which shows it.
         full_seconds=0.0,
+        patience=patience,
     )
     key = os.environ.get(terms.api_key_env, "").strip() or None
     return OrchardBackend(root, run, Owner.current(), url=url_of(terms), key=key, options=options)
@@ -73,7 +79,7 @@ async def check(kind: str, terms: Terms, run: str, seconds: float) -> None:
             raise SandboxError(why)
         return
     with tempfile.TemporaryDirectory() as folder:
-        backend = _orchard(terms, Path(folder), run, seconds)
+        backend = _orchard(terms, Path(folder), run, seconds, CHECK_PATIENCE)
         try:
             await backend.capabilities()
         finally:
@@ -83,17 +89,17 @@ async def check(kind: str, terms: Terms, run: str, seconds: float) -> None:
 async def reap(folders: Sequence[Path], terms: Terms, run: str) -> None:
     """Remove what dead processes of the run have left of their sandboxes, whose folders these are.
 
-    Raises:
-        SandboxError: those of a server cannot be removed, because it cannot be asked.
+    What a server has of them and cannot be asked about ends there by itself, for want of heartbeats.
     """
     for folder in folders:
         reap_local(folder, run)
         if any(folder.glob("*.orchard")):
-            backend = _orchard(terms, folder, run, 0.0)
-            try:
-                await backend.reap()
-            finally:
-                await backend.close()
+            with contextlib.suppress(SandboxError):
+                backend = _orchard(terms, folder, run, 0.0, CHECK_PATIENCE)
+                try:
+                    await backend.reap()
+                finally:
+                    await backend.close()
 
 
 def episode_seconds(rows: Sequence[Mapping[str, Any]], terms: Terms) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import shutil
 import sys
+import tarfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,15 +21,15 @@ from typing import Any
 
 from openforge import tables
 from openforge.config import EvalConfig, RunConfig, Sandbox, Server
-from openforge.config_sandbox import DEFAULT_IMAGE, Artifacts
+from openforge.config_sandbox import DEFAULT_IMAGE, LOCAL, Artifacts
 from openforge.environments import verdict
 from openforge.job import Job
 from openforge.policy import process
 from openforge.policy.state import Place, server_key
 from openforge.proxy import journal
+from openforge.rollout import backends
 from openforge.rollout.shard import Watch, run_shard
 from openforge.rollout.status import ENDS
-from openforge.sandboxes import reap
 
 Say = Callable[[str], None]
 
@@ -94,30 +96,34 @@ def run(
         config: holds the cell CELL; its `rollout` section but for `attempts`, and its `sandbox` section but for
             `artifacts` and `warm`, whatever backend the row was planned for.
         policy: checkpoint folder; None where `server` has a URL.
-        keep: move the sandbox's work folder to results/.episodes/.
+        keep: move the sandbox's work folder to results/.episodes/; of a sandbox elsewhere, copy it there.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; what was started has ended.
         ServerError, PolicyMismatch, ProxyError, SandboxError, HarnessError, SoftwareMissing: no episode could be run.
     """
     episodes = root / "results" / ".episodes"
-    _sweep(episodes)
+    _sweep(episodes, config.sandbox)
     row = {**row, "rollout_id": tables.h("by hand", uuid.uuid4().hex), **_here(row, config.sandbox)}
     kept = f"{tables.episode_id(row['rollout_id'], 0)}-*"
+    here = config.sandbox.backend in LOCAL
+    artifacts = Artifacts(keep="all", work=True) if keep and not here else Artifacts(keep="none")
     once = {
         "rollout": config.rollout.model_copy(update={"attempts": 1}),
-        "sandbox": config.sandbox.model_copy(update={"warm": 0, "artifacts": Artifacts(keep="none")}),
+        "sandbox": config.sandbox.model_copy(update={"warm": 0, "artifacts": artifacts}),
     }
     part = {"purpose": "eval", "cell": CELL, "k": "none", "shard": "0001"}
     scratch = episodes / f"{SCRATCH}{process.this()}"
     scratch.mkdir(parents=True)
     try:
         job = _Job("episode", CELL, root, scratch, config.model_copy(update=once), part, sys.stderr)
-        watch = Watch(scratch / "harness.log", episodes if keep else None)
+        watch = Watch(scratch / "harness.log", episodes if keep and here else None)
         with _owning(), _live(scratch, say):
             done = run_shard([row], policy, _attached_or_own(server, policy, root), job, watch=watch)
         (episode,) = done.episodes
         records = journal.read(done.partial.journal)
+        for tar in done.partial.artifacts.glob("*.tar"):
+            _unpacked(tar, episodes / f"{tar.stem}-work")
         done.partial.remove()
         _drop_logs(root)
     except KeyboardInterrupt:
@@ -167,6 +173,12 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
+def _unpacked(tar: Path, folder: Path) -> None:
+    """Unpack what was kept of a sandbox elsewhere."""
+    with tarfile.open(tar) as archive:
+        archive.extractall(folder, filter="data")
+
+
 # ---- servers and leftovers -------------------------------------------------------------------------------------
 @contextmanager
 def _owning() -> Iterator[None]:
@@ -200,13 +212,12 @@ def _drop_logs(root: Path) -> None:
         file.unlink()
 
 
-def _sweep(episodes: Path) -> None:
+def _sweep(episodes: Path, sandbox: Sandbox) -> None:
     """Remove what a killed process of this verb has left."""
     for scratch in episodes.glob(f"{SCRATCH}*"):
         with contextlib.suppress(ValueError):
             if not process.alive(process.parse(scratch.name.removeprefix(SCRATCH))):
-                for sandboxes in scratch.glob(f"{_PARTIAL}/sandboxes"):
-                    reap(sandboxes, CELL)
+                asyncio.run(backends.reap(list(scratch.glob(f"{_PARTIAL}/sandboxes")), sandbox, CELL))
                 shutil.rmtree(scratch, ignore_errors=True)
 
 

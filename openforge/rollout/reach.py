@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +15,12 @@ from openforge.harnesses.base import path_with_python, python_binds
 from openforge.proxy import wire
 from openforge.proxy.client import Proxy, ProxyError
 from openforge.proxy.public import IP, PORT, Public, PublicError, candidates
-from openforge.sandboxes import Backend
+from openforge.sandboxes import Backend, Bind, ExecResult
 from openforge.sandboxes.join import BASE_ENV
 from openforge.sandboxes.waiting import when_free
 
 ASK_SECONDS = 60.0
+NO_PYTHON = 127
 # The proxy's own refusal of an episode that it does not know.
 _ANSWER = "there is no session"
 _ASK = """\
@@ -98,19 +100,29 @@ async def check(backend: Backend, proxy: Proxy, row: Mapping[str, Any], root: Pa
     """
     if row["network"] == "none":
         return
+    # The Python of verifiers only where the image has none: to a server it may have to be copied.
+    done = await _asked(backend, proxy, row, root, ())
+    if done.exit_code == NO_PYTHON:
+        done = await _asked(backend, proxy, row, root, python_binds())
+    if _ANSWER in done.stdout.decode(errors="replace"):
+        return
+    lines = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+    told = lines[-1][-200:] if lines else f"no answer in {ASK_SECONDS:g} s"
+    raise Unreachable(
+        f"a sandbox cannot reach the recording proxy at {proxy.public_url('')} ({told}): set {IP} and {PORT} to an "
+        "address that sandboxes reach (docs/remote-sandboxes.md), or have the server of the sandboxes allow it"
+    )
+
+
+async def _asked(
+    backend: Backend, proxy: Proxy, row: Mapping[str, Any], root: Path, binds: Sequence[Bind]
+) -> ExecResult:
     name, image = f"reach-{secrets.token_hex(4)}", image_of(row, root)
-    sandbox = await when_free(lambda: backend.create(name, network=row["network"], image=image, binds=python_binds()))
+    sandbox = await when_free(lambda: backend.create(name, network=row["network"], image=image, binds=binds))
     try:
         url = await sandbox.route(proxy)
         env = {**BASE_ENV, "PATH": path_with_python()}
-        done = await sandbox.exec(["python3", "-I", "-c", _ASK, url], timeout=ASK_SECONDS, cwd="/", env=env)
-        if _ANSWER in done.stdout.decode(errors="replace"):
-            return
-        lines = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        told = lines[-1][-200:] if lines else f"no answer in {ASK_SECONDS:g} s"
-        raise Unreachable(
-            f"a sandbox cannot reach the recording proxy at {proxy.public_url(name)} ({told}): set {IP} and {PORT} to "
-            "an address that sandboxes reach (docs/remote-sandboxes.md), or have the sandboxes' server allow it"
-        )
+        command = f"command -v python3 > /dev/null || exit {NO_PYTHON}; exec python3 -I -c {shlex.quote(_ASK)} {url}"
+        return await sandbox.exec(command, timeout=ASK_SECONDS, cwd="/", env=env)
     finally:
         await sandbox.delete()

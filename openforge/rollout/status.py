@@ -47,19 +47,21 @@ ADVICE: dict[str, str] = {
     "agent_error": "`harness_exit` and the harness's log among the artifacts.",
     "budget_exhausted": "`limits.turns`, `limits.tokens` and the task's own limits.",
     "deadline": "How many episodes are in flight for the seconds that an episode takes.",
-    "setup_failed": "The message: a missing file, software environment or bubblewrap.",
+    "setup_failed": "The message: a missing file, software environment or bubblewrap, or more seconds than "
+    "`sandbox.create_seconds` or `sandbox.setup_seconds`.",
     "verifier_failed": "The verifier, by hand: its command stands in the rollout's row.",
-    "verifier_timeout": "`verifier.timeout_seconds` of the task.",
+    "verifier_timeout": "`verifier.timeout_seconds` of the task, and `sandbox.verify_seconds`.",
     "policy_failed": "`.servers/*.log` and the proxy's log in the shard's partial folder.",
     "user_failed": "The endpoint of `judge`, which plays users.",
-    "sandbox_lost": "Memory, and who killed processes; an interrupted job's own open attempts end so too.",
+    "sandbox_lost": "Where sandboxes run; memory, and who killed processes there. An interrupted job's own open "
+    "attempts end so too.",
     "shard_lost": "The log of the shard's job.",
     "unsupported": "What the message names.",
 }
 
 TRANSITIONS: dict[str, tuple[str, ...]] = {
     "planned": ("setup", "deadline", "shard_lost", "unsupported"),
-    "setup": ("agent", "setup_failed", "policy_failed", "sandbox_lost", "deadline", "shard_lost"),
+    "setup": ("agent", "setup_failed", "policy_failed", "sandbox_lost", "unsupported", "deadline", "shard_lost"),
     "agent": ("verify", "policy_failed", "user_failed", "sandbox_lost", "deadline", "shard_lost"),
     "verify": (
         "completed",

@@ -104,33 +104,82 @@ def write(root: str, parts: list[str], mode: int, size: int, read: Callable[[int
 def _fill(name: str, parent: int, mode: int, size: int, read: Callable[[int], bytes]) -> None:
     out = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
-        while size:
-            chunk = read(min(size, 1 << 20))
-            if not chunk:
-                raise OSError(errno.EPIPE, "the sender went away")
-            size -= len(chunk)
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(out, view) :]
+        _pour(out, size, read)
         os.fchmod(out, mode)
     finally:
         os.close(out)
 
 
-def read(path: str, limit: int) -> bytes:
-    """A regular file's content, at most `limit` bytes."""
+def _pour(out: int, size: int, read: Callable[[int], bytes]) -> None:
+    while size:
+        chunk = read(min(size, 1 << 20))
+        if not chunk:
+            raise OSError(errno.EPIPE, "the sender went away")
+        size -= len(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(out, view) :]
+
+
+def write_at(root: str, parts: list[str], offset: int, size: int, read: Callable[[int], bytes]) -> int:
+    """Write `size` bytes from `read` at `offset` of the regular file root/parts; the file's size then.
+
+    Links are not followed. The file has at least `offset` bytes: a hole would be a piece that was never sent.
+    """
+    parent = _open_folder(root, None)
+    try:
+        for name in parts[:-1]:
+            folder = os.open(name, _FOLDER, dir_fd=parent)
+            os.close(parent)
+            parent = folder
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        out = os.open(parts[-1], flags, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        info = os.fstat(out)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "no regular file")
+        if info.st_size < offset:
+            raise OSError(errno.ESPIPE, f"the file has {info.st_size} bytes, so nothing can be written at {offset}")
+        os.lseek(out, offset, os.SEEK_SET)
+        _pour(out, size, read)
+        return os.fstat(out).st_size
+    finally:
+        os.close(out)
+
+
+def _open_regular(path: str) -> int:
     # A named pipe would block the open, a terminal become ours.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as f:
-        kind = os.fstat(fd).st_mode
-        if stat.S_ISDIR(kind):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "no regular file")
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "no regular file")
+
+
+def read(path: str, limit: int) -> bytes:
+    """A regular file's content, at most `limit` bytes."""
+    with os.fdopen(_open_regular(path), "rb") as f:
         data = f.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes")
     return data
+
+
+def read_at(path: str, offset: int, length: int | None, limit: int) -> tuple[bytes, int]:
+    """At most `length` bytes from `offset` of a regular file (None: all, if within `limit`), and the file's size."""
+    fd = _open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if length is None and size - offset > limit:  # before anything is read: a sparse file is as large as it likes
+            raise OSError(errno.EFBIG, f"{size} bytes, of which one call takes {limit}; ask for pieces of it")
+        return os.pread(fd, limit if length is None else length, offset), size
+    finally:
+        os.close(fd)
 
 
 def entries(path: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from openforge.sandboxes.images import default_cache
 from openforge.sandboxes.isolation import held, isolation
 from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Label, Owner
-from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError
+from openforge.sandboxes.protocol import Bind, Limits, Network, SandboxError, SandboxLost
 from openforge.sandboxes.requests import Spawner, close_all, readable
 from openforge.sandboxes.roots import Roots
 
@@ -90,6 +90,32 @@ class LocalBackend:
         except BaseException:
             await asyncio.shield(sandbox.delete())
             raise
+        return sandbox
+
+    async def attach(
+        self, sandbox_id: str, *, network: Network, image: str | None, limits: Limits, isolation: str
+    ) -> LocalSandbox:
+        """A sandbox that an earlier process made below `root`, with a spawner that still runs.
+
+        Args:
+            network, image, limits, isolation: as it was made and recorded.
+
+        Raises:
+            SandboxLost: it is gone.
+        """
+        base = None if image is None else await self.roots.image(Path(image))
+        try:
+            label = Label.read(self.root / f"{sandbox_id}.json")
+            if label.holder is None or not label.holder.alive():
+                raise SandboxLost(f"sandbox {sandbox_id} is gone")
+            pidfd = os.pidfd_open(label.holder.pid)
+        except (OSError, ValueError, TypeError, KeyError):
+            raise SandboxLost(f"sandbox {sandbox_id} is gone") from None
+        sandbox = LocalSandbox(self, sandbox_id, label.episode_id, network, limits, base)
+        sandbox._pidfd, sandbox._holder, sandbox.holder_pid = pidfd, label.holder, label.holder.pid
+        sandbox.group = cgroups.plan(sandbox_id, limits, cgroups.available())
+        sandbox.isolation = isolation
+        self.sandboxes[sandbox_id] = sandbox
         return sandbox
 
     async def _start(self, sandbox: LocalSandbox, binds: Sequence[Bind]) -> None:

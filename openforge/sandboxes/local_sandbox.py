@@ -96,8 +96,7 @@ class LocalSandbox:
         caller is cancelled, is killed with all its descendants. A missing program is exit code 127, as in a shell.
         """
         self._alive()
-        shell = "/bin/bash" if self.image is None else self.image.shell
-        argv = [shell, "-c", command] if isinstance(command, str) else list(command)
+        argv = [self.shell, "-c", command] if isinstance(command, str) else list(command)
         request = {
             "op": "exec",
             "holder": self.holder_pid,
@@ -128,8 +127,12 @@ class LocalSandbox:
             finally:
                 close_all(fds)
             exit_code, timed_out = await self._finished(child, request, timeout)
-            note = self._note(kills) if exit_code in KILLED else None
-            return ExecResult(exit_code, out.finish(), err.finish(), timed_out, note)
+            return ExecResult(exit_code, out.finish(), err.finish(), timed_out, self.note(exit_code, kills))
+
+    @property
+    def shell(self) -> str:
+        """What runs a command that is a string."""
+        return "/bin/bash" if self.image is None else self.image.shell
 
     @property
     def env(self) -> dict[str, str]:
@@ -138,8 +141,9 @@ class LocalSandbox:
             return dict(BASE_ENV)
         return {**BASE_ENV, "SHELL": self.image.shell, **{k: v for k, v in self.image.env.items() if k not in _OURS}}
 
-    def _note(self, kills: int) -> str | None:
-        if self.group.memory_kills() == kills:
+    def note(self, exit_code: int | None, kills: int) -> str | None:
+        """`ExecResult.note` of a command before which the group had seen `kills`."""
+        if exit_code not in KILLED or self.group.memory_kills() == kills:
             return None
         return f"the kernel killed a process of the sandbox at its limit of memory, {self.limits.memory_bytes} bytes"
 
@@ -334,12 +338,18 @@ class LocalSandbox:
         await self.delete()
 
     def _alive(self) -> None:
-        if self._pidfd is None or select.select([self._pidfd], [], [], 0)[0] or exiting(self.holder_pid):
+        if self._pidfd is None or _ended(self._pidfd) or exiting(self.holder_pid):
             raise SandboxLost(f"sandbox {self.sandbox_id} of episode {self.episode_id} is gone")
 
     async def _call(self, request: dict[str, Any], payloads: Iterable[bytes] = ()) -> tuple[dict[str, Any], bytes]:
         self._alive()
         return await self._backend.spawner.call({"holder": self.holder_pid, "cwd": "/", **request}, payloads)
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()  # select(2) takes no descriptor above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _input(data: bytes | None) -> int:

@@ -177,14 +177,7 @@ def reap(root: Path, run: str) -> list[str]:
             continue  # not ours to judge, or removed by its owner meanwhile
         if label.run != run or label.owner.alive():
             continue
-        if label.holder is not None:
-            kill(label.holder)
-        else:
-            kill_starting(root / path.stem)
-        cgroups.remove(label.groups)
-        remove(root / path.stem)
-        path.with_suffix(".tmp").unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        discard(path, label)
         reaped.append(path.stem)
     for path in root.glob("*.tmp"):
         # A label whose owner was killed before it could be named: nothing stands behind it.
@@ -192,6 +185,18 @@ def reap(root: Path, run: str) -> list[str]:
             if _abandoned(path, run):
                 path.unlink()
     return reaped
+
+
+def discard(path: Path, label: Label) -> None:
+    """Remove the sandbox of the label at `path`: its processes, its folder, and the label."""
+    if label.holder is not None:
+        kill(label.holder)
+    else:
+        kill_starting(path.with_suffix(""))
+    cgroups.remove(label.groups)
+    remove(path.with_suffix(""))
+    path.with_suffix(".tmp").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def _abandoned(beside: Path, run: str) -> bool:

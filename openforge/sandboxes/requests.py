@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,21 @@ class Request:
                 self._writer.write(payload)
                 await self._writer.drain()
 
+    async def stream(self, data: AsyncIterable[bytes]) -> None:
+        """Send a payload as it comes. A child that has answered already does not read it all."""
+        with contextlib.suppress(ConnectionError):
+            async for chunk in data:
+                self._writer.write(chunk)
+                await self._writer.drain()
+
+    async def refusal(self, said: bytes) -> dict[str, Any]:
+        """The child's answer, whose first bytes have been read; empty if it was killed."""
+        try:
+            reply: dict[str, Any] = json.loads(said + await self._reader.readline())
+        except (ConnectionError, ValueError):
+            return {}
+        return reply
+
     async def answer(self) -> tuple[dict[str, Any], bytes] | None:
         """The child's answer and payload; None if it was killed before it could give one."""
         try:
@@ -52,8 +67,53 @@ class Request:
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 
+    def tell(self, line: dict[str, Any]) -> None:
+        """Send one more line to a child that takes some."""
+        self._writer.write(json.dumps(line).encode() + b"\n")
+
+    def cancel(self) -> None:
+        """Tell a job's child to end it; a hang-up does not."""
+        self._writer.write(b".")
+
     def close(self) -> None:
         self._writer.close()
+
+
+class Terminal:
+    """A command on a terminal inside.
+
+    Attributes:
+        fd: our end of the terminal, non-blocking.
+        pid: the command's pid inside.
+    """
+
+    def __init__(self, fd: int, pid: int, child: Request) -> None:
+        self.fd, self.pid, self._child = fd, pid, child
+
+    async def write(self, data: bytes) -> None:
+        """Type `data`; a command that does not read makes this wait."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:
+                await writable(self.fd)
+            except OSError:  # the command has ended
+                return
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command's process group."""
+        self._child.tell({"signal": number})
+
+    async def ended(self) -> int:
+        """The command's exit code, once it has ended; -n if signal n ended it."""
+        answer = await self._child.answer()
+        return -9 if answer is None else int(answer[0]["exit"])
+
+    def close(self) -> None:
+        """Kill what is left of the command."""
+        self._child.close()
+        os.close(self.fd)
 
 
 class Spawner:
@@ -139,6 +199,38 @@ class Spawner:
             await readable(channel.fileno())
             return join.received(channel)
 
+    async def terminal(self, request: dict[str, Any]) -> Terminal:
+        """Run a command on a terminal inside.
+
+        Args:
+            request: holder, argv, cwd, env, limits, rows, cols.
+
+        Raises:
+            SandboxLost: the sandbox is gone.
+            SandboxFileError: cwd is no folder, or there is no terminal to be had.
+        """
+        channel = self._hand_over(())
+        fd = -1
+        try:
+            channel.sendall(json.dumps({"op": "terminal", **request}).encode() + b"\n")
+            await readable(channel.fileno())
+            said, fds, _, _ = socket.recv_fds(channel, 1, 1)
+            child = Request(*await asyncio.open_unix_connection(sock=channel, limit=1 << 24))
+            if not fds:
+                checked(await child.refusal(said))
+                raise SandboxLost("the process that should open a terminal inside the sandbox was killed")
+            fd = fds[0]
+            os.set_blocking(fd, False)
+            answer = await child.answer()
+            if answer is None:
+                raise SandboxLost("the process that should open a terminal inside the sandbox was killed")
+            return Terminal(fd, checked(answer[0])["pid"], child)
+        except BaseException:
+            channel.close()
+            if fd >= 0:
+                os.close(fd)
+            raise
+
     @property
     def pid(self) -> int | None:
         """The spawner's pid; /proc/<pid>/stat accounts for the CPU time of all it ever started and reaped."""
@@ -161,6 +253,17 @@ async def readable(fd: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(fd)
+
+
+async def writable(fd: int) -> None:
+    """Return when `fd` can be written to."""
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_writer(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(fd)
 
 
 def close_all(fds: list[int]) -> None:

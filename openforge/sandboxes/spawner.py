@@ -2,7 +2,8 @@
 
 It only waits and forks, so that an exec costs a few forks of a small process and no interpreter start, and so that
 the parent of every bwrap (whose death kills it) is this process and not some thread of the owner's. It ends when its
-control socket closes, which the kernel does when the owner dies, however it dies.
+control socket closes, which the kernel does when the owner dies, however it dies. As a keeper (`keep`) it listens for
+owners instead, and ends when none has been there for a while: sandboxes and jobs outlive a server that is killed.
 
 A message on the control socket (its standard input) is one byte with descriptors: first the request's own socket,
 then what the operation needs. The forked child ("outer") reads the request from there: a line of JSON, then its
@@ -14,6 +15,7 @@ requester hangs up. A socket that closes without an answer means that the inner 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -21,19 +23,24 @@ import select
 import signal
 import socket
 import sys
+import termios
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-if TYPE_CHECKING:
-    from openforge.sandboxes import files, join, layer
+if TYPE_CHECKING or __package__:
+    from openforge.sandboxes import files, job, join, layer, terminal
 else:  # started by path with -I -S, without the package and its dependencies
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    sys.modules["spawner"] = sys.modules[__name__]  # this module, and no second one of it
     import files
+    import job
     import join
     import layer
+    import terminal
 
 Request = dict[str, Any]
 KILL_SECONDS = 5.0  # a killed process that is not dead by then is stuck in the kernel
+END = b"."  # an owner's message: end now, and take everything along
 END_SECONDS = 300.0  # at our own end: making a network namespace can keep a killed bwrap in the kernel for long
 
 
@@ -54,6 +61,13 @@ class Channel:
     def read(self, size: int) -> bytes:
         return self._in.read(size)
 
+    def more(self) -> bool:
+        """Whether something came along with what has been read."""
+        self.sock.setblocking(False)
+        found = bool(self._in.peek(1))
+        self.sock.setblocking(True)
+        return found
+
     def answer(self, reply: Request, payload: bytes = b"") -> None:
         with contextlib.suppress(OSError):  # the requester hung up
             self.sock.sendall(json.dumps({**reply, "size": len(payload)}).encode() + b"\n" + payload)
@@ -61,31 +75,75 @@ class Channel:
 
 def main(control: socket.socket) -> None:
     """Fork one child a message until the control socket closes."""
-    self_fd = os.pidfd_open(os.getpid())
+    null, self_fd = prepared()
+    os.dup2(null, 0)
+    while served(control, self_fd, [control]):
+        pass
+    kill_children(END_SECONDS)
+
+
+def keep(listener: socket.socket, grace: float) -> None:
+    """Serve the owners that connect to `listener` until there has been none for `grace` seconds, or one says END."""
+    null, self_fd = prepared()
+    os.dup2(null, 0)
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    owners: dict[int, socket.socket] = {}
+    while ready := poll.poll(None if owners else grace * 1000):
+        for fd, _ in ready:
+            if fd == listener.fileno():
+                owner, _ = listener.accept()
+                with contextlib.suppress(OSError):  # it is gone already: the next poll says so
+                    owner.send(str(os.getpid()).encode())
+                owners[owner.fileno()] = owner
+                poll.register(owner, select.POLLIN)
+                continue
+            more = served(owners[fd], self_fd, [listener, *owners.values()])
+            if not more:
+                poll.unregister(fd)
+                owners.pop(fd).close()
+            if more is None:
+                kill_children(END_SECONDS)
+                return
+    kill_children(END_SECONDS)
+
+
+def prepared() -> tuple[int, int]:
+    """Set this process up; descriptors of nothing and of itself."""
     # A bwrap that dies while it starts leaves a child behind that waits for it for ever: it becomes ours to end.
     join.adopt_orphans()
+    # Once and not in every child; Python's own are undone by `default_signals`.
+    join.reset_signals()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # Reaped by hand: children that the kernel reaps for one who ignores SIGCHLD leave no CPU time in our account.
     signal.signal(signal.SIGCHLD, _reap_on_signal)
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
     gc.disable()  # a collection would copy the pages that the children share
     gc.freeze()
-    while True:
-        data, fds, _, _ = socket.recv_fds(control, 16, 8)
-        if not data:
-            kill_children(END_SECONDS)
-            return
-        if os.fork() == 0:
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                join.die_with(self_fd)
-                os.close(self_fd)
-                control.close()
-                outer(Channel(socket.socket(fileno=fds[0])), fds[1:])
-            finally:
-                os._exit(1)
-        for fd in fds:
-            os.close(fd)
+    return os.open("/dev/null", os.O_RDONLY), os.pidfd_open(os.getpid())
+
+
+def served(control: socket.socket, self_fd: int, sockets: list[socket.socket]) -> bool | None:
+    """Fork a child for the next message of an owner, who may hold `sockets`; False: it is gone; None: it says END."""
+    try:
+        data, fds, _, _ = socket.recv_fds(control, 16, 8, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return False
+    if not data or data == END:
+        return None if data else False
+    if os.fork() == 0:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            join.die_with(self_fd)
+            os.close(self_fd)
+            for sock in sockets:
+                sock.close()
+            outer(Channel(socket.socket(fileno=fds[0])), fds[1:])
+        finally:
+            os._exit(1)
+    for fd in fds:
+        os.close(fd)
+    return True
 
 
 def _reap_on_signal(number: int, frame: object) -> None:
@@ -101,6 +159,8 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
         if request["op"] in ("listen", "connect"):
             open_socket = join.listen if request["op"] == "listen" else join.connect
             join.send_or_fail(channel.sock, lambda: open_socket(request["holder"], request["port"], channel.sock))
+        if request["op"] == "job":
+            job.run(channel, request, fds)
         watch(channel, request, fds)
     except join.JoinError as e:
         channel.answer({"error": e.strerror or str(e), "errno": e.errno, "lost": True})
@@ -116,7 +176,7 @@ def become(request: Request, fds: list[int]) -> NoReturn:
     for i, fd in enumerate(high):
         os.dup2(fd, i)
     join.close_others(range(len(fds)))
-    join.reset_signals()
+    default_signals()
     try:
         join.join_groups(join.open_groups(request["groups"]))
         if request["mounts"] is not None:
@@ -153,8 +213,10 @@ def inner(channel: Channel, request: Request, fds: list[int], groups: list[int])
     """The child inside: one operation."""
     where = request.get("path", "a file")
     try:
-        if request["op"] == "exec":
+        if request["op"] in ("exec", "job"):
             channel.answer(execute(channel, request, fds, groups))
+        elif request["op"] == "terminal":
+            terminal.run(channel, request, groups)
         elif request["op"] == "kill":
             channel.answer({"left": kill_all()})
         elif request["op"] == "write":
@@ -164,6 +226,12 @@ def inner(channel: Channel, request: Request, fds: list[int], groups: list[int])
             channel.answer({})
         elif request["op"] == "read":
             channel.answer({}, files.read(where, request["limit"]))
+        elif request["op"] == "write_at":
+            size = files.write_at(request["root"], request["parts"], request["offset"], request["bytes"], channel.read)
+            channel.answer({"file_bytes": size})
+        elif request["op"] == "read_at":
+            data, size = files.read_at(where, request["offset"], request["length"], request["limit"])
+            channel.answer({"file_bytes": size}, data)
         elif request["op"] == "list":
             channel.answer({"entries": files.entries(where)})
     except OSError as e:
@@ -202,18 +270,20 @@ def execute(channel: Channel, request: Request, fds: list[int], groups: list[int
             return {"exit": None, "timed_out": True}
 
 
-def command(request: Request, fds: list[int], groups: list[int], parent: int) -> NoReturn:
-    """The command's own process, up to its execve."""
+def command(request: Request, fds: list[int], groups: list[int], parent: int, terminal: bool = False) -> NoReturn:
+    """The command's own process, up to its execve; with `terminal` its first descriptor is the one it is to control."""
     try:
         os.setsid()
         join.die_with(parent)
+        if terminal:
+            fcntl.ioctl(fds[0], termios.TIOCSCTTY, 0)
         join.join_groups(groups)
         high = [os.dup(fd) for fd in fds]
         for i, fd in enumerate(high):
             os.dup2(fd, i)
         join.close_others((0, 1, 2))
         signal.set_wakeup_fd(-1)
-        join.reset_signals()
+        default_signals()
         join.set_limits(request["limits"])
         os.execvpe(request["argv"][0], request["argv"], request["env"])
     except OSError as e:
@@ -221,6 +291,13 @@ def command(request: Request, fds: list[int], groups: list[int], parent: int) ->
         os._exit(127 if isinstance(e, FileNotFoundError) else 126)  # as a shell says it
     finally:
         os._exit(126)
+
+
+def default_signals() -> None:
+    """What a program expects at its start. Handlers go with its execve, and `prepared` has seen to what was inherited:
+    what is left to undo is what Python ignores."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def reap(pid: int = 0) -> int | None:
@@ -284,4 +361,8 @@ def processes() -> list[tuple[int, int, str]]:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=os.dup(0)))
+    sock = socket.socket(fileno=os.dup(0))
+    if sys.argv[1:2] == ["keep"]:
+        keep(sock, float(sys.argv[2]))
+    else:
+        main(sock)

@@ -35,18 +35,19 @@ def episode(backend: LocalBackend) -> Any:
         verifier_seconds: float = 30.0,
         end: End | None = None,
         setup: Setup | None = None,
+        grader: dict[str, str] | None = None,
         judge: dict[str, Any] | None = None,
         harness: StubHarness | None = None,
     ) -> EnvCallResult:
         harness = harness or StubHarness()
         sandbox = await backend.create("e1", binds=harness.binds())
-        grader = {"verify.py": verifier, "expected.txt": expected}
+        judging = {"verify.py": verifier, "expected.txt": expected, **(grader or {})}
         task = {
             "task_id": "t1",
             "payload": json.dumps({KEY: setup.payload()} if setup is not None else {}),
             "instruction": agent,
             "files": _files(files or {}),
-            "verifier": make_verifier("test", command, _files(grader), verifier_seconds),
+            "verifier": make_verifier("test", command, _files(judging), verifier_seconds),
             "sampling": {"max_tokens": 16},
         }
         exits: list[bool] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ class StubHarness(Harness):
         return self.version
 
     def files(self, ctx: Context) -> dict[str, bytes]:
-        # What the environment says of the tools is no script.
-        script = ctx.instruction.partition("\n\nThis task has tools")[0]
+        # What the environment adds (of tools, attachments, a user) is no script.
+        script = re.split("\n\n(?=This task has tools|Attached files|Ask the user|You have worked)", ctx.instruction)[0]
         return {"task.sh": script.encode(), "task.md": ctx.instruction.encode()}
 
     def env(self, ctx: Context) -> dict[str, str]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_stub import ChatStub
 from claw_rig import play
 from scripted_policy import Turn
 from service_setup import setup
 
 from openforge import harnesses
+from openforge.environments.claw_eval.setup import User
 from openforge.sandboxes import LocalBackend
 
 pytestmark = pytest.mark.slow
@@ -98,3 +100,29 @@ async def test_the_same_task_has_the_same_verdict_under_every_harness(
     told = [str(m["content"]) for m in got.requests[2]["messages"] if m["role"] == "tool"]
     assert re.search("required propert", told[-1]) and "text" in told[-1], told[-1]
     assert [r.calls for r in got.rows] == [[0, 1, 2, 3]] and not got.dropped, got.told()
+
+
+RESUMING = [n for n in CASES if harnesses.get(CASES[n].name).resumes]
+
+
+@pytest.mark.parametrize("name", RESUMING)
+async def test_a_harness_that_resumes_goes_on_with_its_conversation(
+    name: str, backend: LocalBackend, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    asks = setup(user=User("Wants a mail sent.", 2, ""))
+    script = [
+        Turn("What shall I write?"),
+        case.calls("mail_add", text=TEXT),
+        case.calls("notes_add", text="n"),
+        case.last,
+    ]
+    async with ChatStub([f"Write {TEXT}.", "[DONE]"]) as stub:
+        judge = {"url": stub.url, "model": "m"}
+        harness = harnesses.get(case.name)
+        got = await play(backend, harness, script, asks, VERIFY, tmp_path, options=case.options, judge=judge)
+    assert (got.result.status, got.result.user_rounds, got.result.answer) == ("completed", 1, DONE), got.told()
+    assert json.loads(got.result.verifier_output or "null")["calls"] == ["mail_add", "notes_add"], got.told()
+    # Its second start goes on where its first one ended: the whole episode is one row.
+    assert [r.calls for r in got.rows] == [[0, 1, 2, 3]] and not got.dropped, got.told()
+    assert [m["content"] for m in stub.asked[1]["messages"][3:]] == ["What shall I write?", f"Write {TEXT}.", DONE]

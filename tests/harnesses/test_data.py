@@ -245,3 +245,59 @@ def test_pins_are_exact_and_name_no_address(name: str) -> None:
     assert lock[f"node_modules/{PACKAGES[name]}"]["version"] == wanted.removeprefix("npm:@openai/codex@")
     # What a package carries inside is held by the package's own digest.
     assert all(("integrity" in p or p.get("inBundle")) and "resolved" not in p for key, p in lock.items() if key)
+
+
+# ---- the tools of a task ----------------------------------------------------------------------------------------
+URL = "http://127.0.0.1:8081/s/e1/mcp"
+
+
+def test_a_harness_with_mcp_is_told_of_the_server_only_where_there_is_one(context: Any) -> None:
+    takers = [n for n in harnesses.NAMES if harnesses.get(n).tools == "mcp"]
+    assert set(takers) == {"codex", "claude_code", "opencode", "openclaw", "qwen_code"}
+    for name in takers:
+        harness = harnesses.get(name)
+        assert not [f for f, data in harness.files(context()).items() if b"8081" in data]
+        assert [f for f, data in harness.files(context(mcp_url=URL)).items() if URL.encode() in data]
+    for name in set(harnesses.NAMES) - set(takers):
+        assert harnesses.get(name).files(context(mcp_url=URL)) == harnesses.get(name).files(context())
+
+
+def test_mcp_servers_stand_where_each_harness_reads_them(context: Any) -> None:
+    def read(name: str, file: str) -> Any:
+        data = harnesses.get(name).files(context(mcp_url=URL))[file].decode()
+        return tomllib.loads(data) if file.endswith(".toml") else json.loads(data)
+
+    codex = read("codex", ".codex/config.toml")["mcp_servers"]["task"]
+    assert (codex["url"], codex["required"]) == (URL, True)
+    assert read("claude_code", "mcp.json") == {"mcpServers": {"task": {"type": "http", "url": URL}}}
+    argv = harnesses.get("claude_code").argv(context(mcp_url=URL))
+    assert argv[argv.index("--mcp-config") :][:3] == ["--mcp-config", "/home/agent/mcp.json", "--strict-mcp-config"]
+    opencode = read("opencode", ".config/opencode/opencode.json")["mcp"]["task"]
+    assert (opencode["type"], opencode["url"]) == ("remote", URL)
+    openclaw = read("openclaw", "openclaw.json")["mcp"]["servers"]["task"]
+    assert (openclaw["url"], openclaw["transport"]) == (URL, "streamable-http")
+    assert read("qwen_code", ".qwen/settings.json")["mcpServers"]["task"]["httpUrl"] == URL
+
+
+def test_commands_of_an_environment_come_last_on_path() -> None:
+    for name in harnesses.NAMES:
+        harness = harnesses.get(name)
+        path = harness.environment()["PATH"].split(":")
+        assert path[-1] == "/home/agent/.local/bin" and path[0] == "/usr/local/bin"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("codex", ["exec", "resume", "--last"]),
+        ("claude_code", ["--continue"]),
+        ("opencode", ["--continue"]),
+        ("pi", ["--continue"]),
+    ],
+)
+def test_a_harness_that_resumes_is_told_to(name: str, words: list[str], context: Any) -> None:
+    harness = harnesses.get(name)
+    assert harness.resumes
+    again, first = harness.argv(context(again=True)), harness.argv(context())
+    assert [w for w in again if w not in first] == [w for w in words if w not in first]
+    assert "--no-session" not in first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openforge import plan, tables
-from openforge.config import Cell, RunConfig
+from openforge.config import Cell, Harness, RunConfig
 from openforge.plan.standing import standing
 
 
@@ -139,6 +140,28 @@ def test_a_table_planned_twice_is_the_same_file(tmp_path: Path) -> None:
         rows = plan.train_table("r", config(), [task(i) for i in range(9)], 2)
         tables.write_table(tmp_path / name, tables.ROLLOUTS, rows)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+# ---- sandboxes -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sandbox", "launch"),
+    [
+        ({}, "fork"),
+        ({"image": "x.tar"}, "command"),
+        ({"backend": "orchard", "network": "open", "grading": "second"}, "command"),
+    ],
+)
+def test_a_row_names_its_sandbox_and_a_launch_that_it_allows(sandbox: dict[str, Any], launch: str) -> None:
+    (row,) = plan.eval_table("r", config(sandbox=sandbox), [task(0)], Cell(name="a", split="train"), None, "p")
+    assert row["orchestrator"] == sandbox.get("backend", "local") and row["image"] == sandbox.get("image", "host")
+    assert (row["network"], row["grading"]) == (sandbox.get("network", "proxy"), sandbox.get("grading", "same"))
+    assert json.loads(row["harness_options"])["launch"] == launch
+    asked = Cell(name="a", split="train", harness=Harness(launch="command"))
+    (row,) = plan.eval_table("r", config(sandbox=sandbox), [task(0)], asked, None, "p")
+    assert json.loads(row["harness_options"])["launch"] == "command"
+    pi = Cell(name="a", split="train", harness=Harness(name="pi"))
+    (row,) = plan.eval_table("r", config(sandbox=sandbox), [task(0)], pi, None, "p")
+    assert json.loads(row["harness_options"])["launch"] is None
 
 
 # ---- reserve groups ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from proxy_stub import StubUpstream
 from openforge.proxy import relay
 from openforge.proxy.client import ProxyError, start_proxy
 from openforge.proxy.journal import read
-from openforge.proxy.public import Public, PublicError, from_environment
+from openforge.proxy.public import Public, PublicError, candidates, from_environment
 from openforge.sandboxes import bwrap
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,6 +74,32 @@ def test_no_variable_is_no_address() -> None:
 def test_a_half_or_wrong_address_is_one_sentence(env: dict[str, str], told: str) -> None:
     with pytest.raises(PublicError) as refused:
         from_environment({V + k: v for k, v in env.items()})
+    assert str(refused.value).startswith(V + told)
+
+
+def test_a_range_of_ports_is_an_address_a_port() -> None:
+    env = {V + "PUBLIC_IP": "192.0.2.7", V + "PUBLIC_PORT": "8443-8445"}
+    assert [p.url for p in candidates(env)] == [f"http://192.0.2.7:{n}" for n in (8443, 8444, 8445)]
+    assert [p.port for p in candidates(env | {V + "BIND": "0.0.0.0:80-82"})] == [80, 81, 82]
+    assert [p.port for p in candidates(env | {V + "PUBLIC_PORT": "8443"})] == [8443]
+    assert candidates({}) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"PUBLIC_IP": "h", "PUBLIC_PORT": "81-80"}, "PUBLIC_PORT is '81-80'; the first port of a range must not be"),
+        ({"PUBLIC_IP": "h", "PUBLIC_PORT": "80-x"}, "PUBLIC_PORT is 'x'; a port is a number"),
+        (
+            {"PUBLIC_IP": "h", "PUBLIC_PORT": "80-82", "BIND": "0.0.0.0:80-81"},
+            "PUBLIC_PORT names 3 ports and OPFORGE_VLLM_PROXY_BIND 2; they must be as many",
+        ),
+        ({"PUBLIC_PORT": "80-81"}, "PUBLIC_IP is not set, but OPFORGE_VLLM_PROXY_PUBLIC_PORT is"),
+    ],
+)
+def test_a_wrong_range_is_one_sentence(env: dict[str, str], told: str) -> None:
+    with pytest.raises(PublicError) as refused:
+        candidates({V + k: v for k, v in env.items()})
     assert str(refused.value).startswith(V + told)
 
 

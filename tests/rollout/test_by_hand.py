@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from aiohttp import web
-from proxy_stub import Json, StubUpstream, completion
+from policy_thread import Policy
+from proxy_stub import Json, completion
 from stub_harness import StubHarness
 
 from openforge import cli, harnesses, plan, tables
@@ -63,28 +63,6 @@ print(json.dumps({"score": 0.5, "passed": said == "one two three", "words": len(
 class Agent(StubHarness):
     def env(self, ctx: Context) -> dict[str, str]:
         return {"KEY": ctx.api_key, "BASE": ctx.base_url}
-
-
-class Policy(StubUpstream):
-    """The stub policy server on an event loop of its own, since an episode by hand blocks its caller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.start(), self.loop).result()
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "GET":
-            return web.json_response({"data": [{"id": "policy", "owned_by": "vllm"}]})
-        return await super()._serve(request)
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.stop(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
 
 @pytest.fixture

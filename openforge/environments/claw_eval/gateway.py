@@ -6,6 +6,7 @@ against the tool's schema, sent to the service in the companion sandbox, and rec
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -19,11 +20,12 @@ from aiohttp import web
 from openforge.environments.claw_eval import inside, mcp
 from openforge.environments.claw_eval.services import Services
 from openforge.environments.claw_eval.setup import Tool
-from openforge.sandboxes.protocol import SandboxError
+from openforge.sandboxes.protocol import SandboxError, SandboxUnsupported
 
 PORT = 8081  # inside the agent's sandbox, beside the proxy's
 CALL_SECONDS = 60.0  # a tool's call
 BODY_MOST = 4 << 20  # of a request
+CONNECTIONS_MOST = 64  # at once
 CALLS_MOST = 10_000  # dispatches that are kept; an agent that calls on and on is refused
 # What a dispatch has for a status where no service answered.
 BAD_ARGUMENTS, NO_TOOL, NO_ANSWER, TOO_MANY = 400, 404, 502, 429
@@ -45,10 +47,11 @@ class Gateway:
         self._by_name = {t.name: t for t in tools}
         self._begun = 0
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     # ---- the adopter ---------------------------------------------------------------------------------------------
     def public_url(self, episode_id: str) -> str:
-        raise SandboxError(
+        raise SandboxUnsupported(
             f"episode {episode_id}: the task's tools are reached by sandboxes of this host only; "
             "use sandbox backend local"
         )
@@ -60,10 +63,22 @@ class Gateway:
         app.router.add_post(f"/s/{episode_id}/tools/{{name}}", self._post)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        self._server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        """A new connection's protocol. An agent may open as many as it likes, but not take all of this process's
+        descriptors, which other episodes need."""
+        handler = self._runner.server if self._runner is not None else None
+        if handler is None or len(handler.connections) >= CONNECTIONS_MOST:
+            return _Refused()
+        protocol: asyncio.BaseProtocol = handler()
+        return protocol
 
     async def close(self) -> None:
         """End every connection: what is dispatched then is all there will be."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -137,6 +152,13 @@ class Gateway:
             # The episode is lost, which its own steps say.
             return tool.url, NO_ANSWER, _error(f"the service of {name} is gone")
         return tool.url, status, _read(body)
+
+
+class _Refused(asyncio.Protocol):
+    """Closes a connection as it comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def problem_of(arguments: Any, tool: Tool) -> str | None:
