@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo test test-all lint docs check software
+.PHONY: demo test test-all test-claweval test-qwenclaw lint docs check software
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
@@ -14,6 +14,13 @@ test: .venv/ready
 
 test-all: .venv/ready lint software
 	$(BIN)/python -m pytest
+
+# CLAWEVAL=DIR make test-claweval, QWENCLAW=DIR make test-qwenclaw: read a real checkout whole, and run the tasks that
+# are scored offline with an agent that does nothing. Without DIR they run on the tests' stand-ins.
+test-claweval test-qwenclaw: test-%: .venv/ready
+	$(BIN)/snakemake software_tasks_claweval
+	$(BIN)/openforge tasks check --no-agents $(or $($(shell echo $* | tr a-z A-Z)),tests/environments/samples/$*_checkout)
+	$(BIN)/python -m pytest tests/environments/test_published_tasks.py -k $*
 
 software: .venv/ready
 	$(BIN)/snakemake software

@@ -21,7 +21,7 @@ from openforge import __version__, config, config_paths, harnesses, run_lock, st
 from openforge.eval import EvalError, matrix, policies
 from openforge.proxy import trained
 from openforge.rollout import status
-from openforge.verbs import VerbError, clean, doctor, plan, proxy, recorded, score, serve, tasks_check, watch
+from openforge.verbs import VerbError, clean, doctor, export, plan, proxy, recorded, score, serve, tasks_check, watch
 
 USAGE = 2
 
@@ -140,6 +140,12 @@ def run_sql(args: argparse.Namespace) -> int:
     store.check_reads(args.query)
     print(_formatted(store.query(results / args.run, args.query), args.format), end="")
     return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    root = project_root()
+    _known(args.run, store.runs(root / "results"), "results/")
+    return export.run(args, root)
 
 
 def run_docs(args: argparse.Namespace) -> int:
@@ -268,6 +274,14 @@ def parser() -> argparse.ArgumentParser:
     style.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a header")
     verb.set_defaults(call=run_sql, format="table")
 
+    verb = verbs.add_parser("export", help="write a run's episodes in another project's format")
+    formats = verb.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    action = formats.add_parser("claweval", help="ClawEval's traces, which `claw-eval grade` reads, and batch results")
+    action.add_argument("run", metavar="RUN", help="name of results/RUN")
+    action.add_argument("folder", metavar="DIR", help="where a folder for each policy and harness is made")
+    action.add_argument("--cell", metavar="CELL", help="of this evaluation cell alone")
+    action.set_defaults(call=run_export)
+
     verb = verbs.add_parser("tasks", help="work with task folders")
     actions = verb.add_subparsers(dest="action", required=True, metavar="ACTION")
     action = actions.add_parser(
@@ -279,6 +293,7 @@ def parser() -> argparse.ArgumentParser:
         help="a task's folder, a folder of them, a checkout of ClawEval or QwenClawBench, or parquet files",
     )
     action.add_argument("--run", metavar="RUN", help="read a table with the columns and verifier of config/RUN.yaml")
+    action.add_argument("--no-agents", action="store_true", help="read only; do not run the agents that tasks bring")
     action.set_defaults(call=run_tasks_check)
 
     verb = verbs.add_parser("episode", help="run one episode by hand, or replay a recorded one (docs/one-episode.md)")

@@ -34,6 +34,7 @@ from openforge.config_reading import (
     only_if,
     read_yaml,
 )
+from openforge.config_sandbox import Sandbox
 from openforge.config_training import Actor, Algorithm, Critic, KeepCheckpoints, Reward, Trainer
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "KeepCheckpoints",
     "Loaded",
     "RunConfig",
+    "Sandbox",
     "describe",
     "digest",
     "from_iteration",
@@ -83,7 +85,8 @@ class Tasks(Section):
 
     source: str = Field(
         description="`demo` (the generated demo tasks), `tiny` (the tests' kind), a folder of task folders in "
-        "ClawEval's format, a .parquet file, or a folder of them as the Hugging Face hub lays them out."
+        "ClawEval's format, a checkout of ClawEval or QwenClawBench (its tasks are of split `test`), a .parquet file, "
+        "or a folder of them as the Hugging Face hub lays them out."
     )
     columns: Columns = Field(default_factory=Columns, description="Columns of a table of one's own.")
     verifier: str | None = Field(
@@ -158,9 +161,10 @@ class Harness(Section):
         description="mini_swe_agent's YAML, a path from the project's root; the harness's own default without one.",
         json_schema_extra=only_if(name="mini_swe_agent"),
     )
-    launch: Literal["fork", "command"] = Field(
-        default="fork",
-        description="mini_swe_agent: forked from a warm process, or its shipped command started anew.",
+    launch: Literal["fork", "command"] | None = Field(
+        default=None,
+        description="mini_swe_agent: forked from a warm process, or its shipped command started anew; without it fork "
+        "where it can be had, which is sandbox.backend local without an image.",
         json_schema_extra=only_if(name="mini_swe_agent"),
     )
     instructions: str | None = Field(
@@ -215,13 +219,6 @@ class Rollout(Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.75,
         description="Share of an iteration's rollouts that must end with a reward, or score stops the run.",
-    )
-    sandbox: Literal["local"] = Field(default="local", description="Sandbox backend.")
-    network: Literal["proxy", "none"] = Field(
-        default="proxy", description="What a sandbox reaches: the proxy, or nothing."
-    )
-    keep_artifacts: NonNegative = Field(
-        default=10, description="Harness logs kept a shard (of its first episodes), in one archive."
     )
 
 
@@ -317,6 +314,7 @@ class _Common(Section):
     environment: str = Field(default="claw_eval", description="Environment of the tasks.")
     tasks: Tasks = Field(description="Raw tasks.")
     rollout: Rollout = Field(default_factory=Rollout, description="Running episodes.")
+    sandbox: Sandbox = Field(default_factory=Sandbox, description="Sandboxes of episodes.")
     harness: Harness = Field(default_factory=Harness, description="Harness of training episodes and default of cells.")
     limits: Limits = Field(default_factory=Limits, description="Limits of an episode.")
     server: Server = Field(default_factory=Server, description="Policy server.")
@@ -431,6 +429,7 @@ def _cross(config: RunConfig | EvalConfig, label: str) -> None:
             raise ConfigError(f"{label}: a cell cannot be named 'train', the name of the training rollouts")
     checks.tasks(config.tasks, label)
     checks.harnesses(config, label)
+    checks.sandbox(config, label)
     checks.cells(config.cells, label)
     if config.judge is not None:
         checks.judge(config.judge, label)

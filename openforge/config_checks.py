@@ -14,7 +14,7 @@ from openforge.config_reading import ConfigError
 from openforge.samples.credit import ESTIMATORS
 
 if TYPE_CHECKING:
-    from openforge.config import Cell, EvalConfig, RunConfig, Sampling, Server, Tasks
+    from openforge.config import Cell, EvalConfig, Harness, RunConfig, Sampling, Server, Tasks
     from openforge.config_judge import Judge
     from openforge.config_training import FSDP, Actor, Megatron, Optim, RewardKwargs, Trainer
 
@@ -101,6 +101,18 @@ def endpoint(url: str, label: str) -> None:
         )
 
 
+def server_url(url: str, label: str) -> None:
+    """Refuse a URL of the sandboxes' server that is none, or that would show a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{label}: sandbox.url {url!r} must be http://HOST:PORT or https://HOST")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{label}: sandbox.url at {parts.hostname} must be the server's address only, without user, password or "
+            "query; name the variable that holds its key in sandbox.api_key_env"
+        )
+
+
 def tasks(tasks: Tasks, label: str) -> None:
     """Refuse what has no effect on the source of tasks."""
     for key in ("columns", "verifier", "verifier_seconds"):
@@ -110,20 +122,48 @@ def tasks(tasks: Tasks, label: str) -> None:
         raise ConfigError(f"{label}: key 'tasks.verifier_seconds' has no effect without tasks.verifier; remove it")
 
 
+def _harnesses(config: RunConfig | EvalConfig) -> list[tuple[str, Harness]]:
+    mix = getattr(config, "harness_mix", ())
+    trained = [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
+    cells = [(f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells) if c.harness is not None]
+    return [*trained, *cells]
+
+
 def harnesses(config: RunConfig | EvalConfig, label: str) -> None:
     """Refuse a harness without what only its user can bring, and what cannot be trained."""
     mix = getattr(config, "harness_mix", ())
     if mix and "harness" in config.model_fields_set:
         raise ConfigError(f"{label}: key 'harness' has no effect beside harness_mix; remove one of them")
-    trained = [(f"harness_mix[{i}]", h) for i, h in enumerate(mix)] or [("harness", config.harness)]
-    for key, harness in trained:
-        if harness.name == "scripted":
+    for key, harness in _harnesses(config):
+        if harness.name == "scripted" and not key.startswith("cells"):
             raise ConfigError(f"{label}: {key}.name is scripted, which calls no model; only a cell can have it")
-    for key, harness in [*trained, *((f"cells[{i}].harness", c.harness) for i, c in enumerate(config.cells))]:
-        if harness is not None and harness.name == "zeroclaw" and harness.binary is None:
+        if harness.name == "zeroclaw" and harness.binary is None:
             raise ConfigError(
                 f"{label}: key '{key}.binary' is required with zeroclaw, whose program is on no package registry: "
                 "build it from its source and name the file (a path from the project's root)"
+            )
+
+
+def sandbox(config: RunConfig | EvalConfig, label: str) -> None:
+    """Refuse what no sandbox of the chosen backend can have."""
+    sandbox = config.sandbox
+    variable(sandbox.api_key_env, "sandbox.api_key_env", label)
+    if sandbox.url is not None:
+        server_url(sandbox.url, label)
+    if sandbox.max_alive is not None and sandbox.max_alive <= sandbox.warm:
+        raise ConfigError(
+            f"{label}: sandbox.max_alive is {sandbox.max_alive}, but sandbox.warm keeps {sandbox.warm} ready, so that "
+            "no episode could run; raise the one or lower the other"
+        )
+    limits = sandbox.limits
+    if limits.best_effort and limits.memory_gb is limits.cpus is limits.processes is limits.disk_gb is None:
+        raise ConfigError(f"{label}: key 'sandbox.limits.best_effort' has no effect without a limit; remove it")
+    for key, harness in _harnesses(config):
+        if harness.launch == "fork" and not sandbox.can_fork():
+            why = f"sandbox.backend is {sandbox.backend}" if sandbox.image is None else "sandbox.image is set"
+            raise ConfigError(
+                f"{label}: key '{key}.launch' cannot be fork while {why}: a process is forked into sandboxes of this "
+                "machine's own system only; remove it or set command"
             )
 
 

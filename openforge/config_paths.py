@@ -18,6 +18,8 @@ from openforge.tasks.table import verifier_files
 
 # What a run is made with: changed under finished iterations, its checkpoints would be of two runs.
 FROZEN = ("model", "seed", "environment", "tasks", "lag", "algorithm", "data", "reward")
+# Where the sandboxes' server is, as Orchard's own client reads it.
+SANDBOX_URL = "SANDBOX_BASE_URL"
 # No iteration of it can be made anew with another one of these: checkpoint 0 and the tasks are what all begin from.
 IDENTITY = ("model", "environment", "tasks")
 
@@ -101,7 +103,7 @@ def _tasks(label: str, tasks: Tasks, root: Path) -> None:
 
 
 def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
-    """Refuse a secret's variable that is not set, before any job.
+    """Refuse a variable that is needed and not set, before any job.
 
     Raises:
         ConfigError: names the key and the variable; nothing of a value.
@@ -113,12 +115,24 @@ def check_variables(run: str, config: RunConfig | EvalConfig) -> None:
                 f"config/{run}.yaml: {section}.api_key_env names the environment variable {name}, which is not set: "
                 "export it"
             )
+    sandbox, key = config.sandbox, config.sandbox.api_key_env
+    if "api_key_env" in sandbox.model_fields_set and not os.environ.get(key, "").strip():
+        raise ConfigError(
+            f"config/{run}.yaml: sandbox.api_key_env names the environment variable {key}, which is not set: export it"
+        )
+    if sandbox.backend == "orchard" and sandbox.url is None and not os.environ.get(SANDBOX_URL, "").strip():
+        raise ConfigError(
+            f"config/{run}.yaml: sandbox.backend is orchard, but neither sandbox.url nor the environment variable "
+            f"{SANDBOX_URL} says where its server is; set one"
+        )
 
 
 def _files(config: RunConfig | EvalConfig) -> Iterator[tuple[str, str | None]]:
     for key, harness in mixed(config):
         yield from _harness_files(key, harness)
     yield "server.chat_template", config.server.chat_template
+    if config.sandbox.backend == "local":
+        yield "sandbox.image", config.sandbox.image
     for i, cell in enumerate(config.cells):
         yield from _harness_files(f"cells[{i}].harness", cell.harness)
         if cell.server is not None:

@@ -172,9 +172,14 @@ ROLLOUTS = Table(
         Column("draw", _i32, "Count of repeats of the task within one table, from 0."),
         Column("shard", _i32, "Shard that runs it, from 1; a group never spans shards."),
         Column("reserve", _bool, "Held back for dynamic sampling."),
-        Column("orchestrator", _str, "Sandbox backend: local."),
-        Column("image", _str, "Root file system of the sandbox; host is the machine's own, read-only."),
+        Column("orchestrator", _str, "Sandbox backend: local or orchard."),
+        Column(
+            "image",
+            _str,
+            "Root file system of the sandbox; host is the backend's default, e.g. this machine's own, read-only.",
+        ),
         Column("network", _str, "Network mode of the sandbox: none, proxy or open."),
+        Column("grading", _str, "Where its verifier runs: in the same sandbox, or in a second one."),
         Column("harness", _str, "Harness that drives the episode."),
         Column("harness_options", _str, "The harness's options as JSON."),
         Column("judge", _str, "Judge configuration as JSON; NULL without one.", True),
@@ -244,7 +249,8 @@ EPISODES = Table(
         Column(
             "artifacts",
             _str,
-            "Kept log of the harness: `artifacts/.../shard=NNNN.zip/MEMBER` below results/<run>/; NULL if none.",
+            "Kept log of the harness: `artifacts/.../shard=NNNN.zip/MEMBER` below results/<run>/, with the work folder "
+            "beside it where that is kept; NULL if none.",
             True,
         ),
     ),

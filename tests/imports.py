@@ -22,6 +22,7 @@ MEETING_PLACES = (
     "store",
     "config",
     "config_reading",
+    "config_sandbox",
     "config_training",
     "config_judge",
     "config_docs",

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from openforge import config as c
 from openforge import config_training as t
 from openforge.config_reading import section
+from openforge.config_sandbox import Artifacts, SandboxLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARING = (
@@ -21,6 +22,7 @@ DECLARING = (
     "config_reading.py",
     "config_training.py",
     "config_judge.py",
+    "config_sandbox.py",
 )
 SOURCE = "\n".join(
     p.read_text()
@@ -34,6 +36,9 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
     c.EvalConfig: ("config", "c"),
     c.Tasks: ("tasks", "config"),
     c.Rollout: ("rollout", "config"),
+    c.Sandbox: ("sandbox", "terms"),
+    SandboxLimits: ("given",),
+    Artifacts: ("terms", "_terms"),
     c.Server: ("server", "cfg", "s", "own"),
     c.Cell: ("cell", "c"),
     t.FilterGroups: ("groups",),

@@ -113,8 +113,8 @@ def test_another_table_and_another_version_are_refused(tmp_path, monkeypatch):
     for read in (t.read_table, t.check_file):
         with pytest.raises(t.TableError, match="holds table 'metrics' with schema 2; expected 'scores'"):
             read(path, t.SCORES)
-    monkeypatch.setattr(t, "SCHEMA_VERSION", 2)
-    with pytest.raises(t.TableError, match="holds table 'metrics' with schema 1; expected 'metrics' with schema 2"):
+    monkeypatch.setattr(t, "SCHEMA_VERSION", 3)
+    with pytest.raises(t.TableError, match="holds table 'metrics' with schema 2; expected 'metrics' with schema 3"):
         t.read_table(path, t.METRICS)
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(t.TableError, match="holds table 'unknown' with schema none"):

@@ -107,7 +107,8 @@ class PipelineEnv(Protocol):
 
         Args:
             task: the rollout row.
-            limits: turns, tokens and seconds in force.
+            limits: turns, tokens and seconds in force; `setup_seconds` and `verify_seconds`, what is left for the
+                setup phase and what the verify phase may take (a key that is missing sets no limit).
             session: closes the episode's session at the proxy; called once the harness has ended, with
                 whether it ended by itself.
             judge: the rollout's judge, whose endpoint plays users, too; None without one.

@@ -36,6 +36,8 @@ class Rubric:
         weight: share of the judge's score in the whole one; the rest is the verifier's.
         gate: verifier's score below which the judge is not asked and counts as 0.
         threshold: whole score from which on the task is passed.
+        grader: the task's own grader asks the judge and gives the whole score (openforge/score/published.py); all
+            else in the line says nothing.
     """
 
     text: str | None = None
@@ -43,6 +45,7 @@ class Rubric:
     weight: float = 1.0
     gate: float = 0.0
     threshold: float = 0.75
+    grader: bool = False
 
     def asked(self, score: float) -> bool:
         """Whether the judge has a say after this score of the verifier's."""
@@ -107,15 +110,18 @@ def _rubric(data: Any) -> Rubric:
     if not isinstance(data, dict):
         raise VerdictError(f"the verifier's judge is {data!r}; it must be an object with rubric, evidence, weight, ...")
     texts, shares = ("rubric", "evidence"), ("weight", "gate", "threshold")
-    unknown = set(data) - {*texts, *shares}
+    unknown = set(data) - {*texts, *shares, "grader"}
     if unknown:
         raise VerdictError(
-            f"the verifier's judge has {sorted(unknown)}; its members are {', '.join((*texts, *shares))}"
+            f"the verifier's judge has {sorted(unknown)}; its members are {', '.join((*texts, *shares, 'grader'))}"
         )
     for key in data:
         if key in texts and not isinstance(data[key], str):
             raise VerdictError(f"the verifier's judge.{key} is {data[key]!r}; it must be text")
         if key in shares and not _share(data[key]):
             raise VerdictError(f"the verifier's judge.{key} is {data[key]!r}; it must be a number from 0 to 1")
+    grader = data.get("grader", False)
+    if not isinstance(grader, bool):
+        raise VerdictError(f"the verifier's judge.grader is {grader!r}; it must be true or false")
     given = {k: float(data[k]) for k in shares if k in data}
-    return Rubric(text=data.get("rubric"), evidence=data.get("evidence", ""), **given)
+    return Rubric(text=data.get("rubric"), evidence=data.get("evidence", ""), grader=grader, **given)

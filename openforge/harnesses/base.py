@@ -69,12 +69,14 @@ class Ended:
     Attributes:
         exit_code: -n after signal n; None if it was killed at its time limit.
         log: the end of what it printed.
+        note: why it ended, where that is not its own doing, e.g. the sandbox's limit of memory.
         cpu_seconds: of the harness and its commands, where it was measured.
     """
 
     exit_code: int | None
     log: bytes
     cpu_seconds: float | None = None
+    note: str | None = None
 
     @property
     def timed_out(self) -> bool:
@@ -253,7 +255,7 @@ class Harness(ABC):
         if done.exit_code in NOT_STARTED:
             told = log.decode(errors="replace").strip()[-300:]
             raise HarnessError(f"{self.name} could not be started in the sandbox: {argv[0]}: {told}")
-        return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:])
+        return Ended(None if done.timed_out else done.exit_code, log[-LOG_BYTES:], note=done.note)
 
     async def upload(self, sandbox: Sandbox, ctx: Context) -> None:
         """Put the configuration files in place."""
@@ -331,7 +333,7 @@ def failed(name: str, ended: Ended) -> str | None:
     if ended.exit_code in (0, None):
         return None
     lines = ended.log.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"{name} exited with code {ended.exit_code}: {lines[-1][-300:]}"
+    return f"{name} exited with code {ended.exit_code}: {ended.note or lines[-1][-300:]}"
 
 
 def option_file(ctx: Context, key: str) -> bytes | None:

@@ -11,8 +11,8 @@ from openforge.sandboxes.protocol import Sandbox
 
 
 class MiniSweAgent(base.Harness):
-    """Options: `config`, a YAML below the project's root (its own mini.yaml without one); `launch`, fork or
-    command.
+    """Options: `config`, a YAML below the project's root (its own mini.yaml without one); `launch`, fork (into a
+    sandbox of this machine with its own system) or command.
 
     Commands run beside the harness in the episode's sandbox (environment class `local`), whatever the YAML
     says.

@@ -61,6 +61,9 @@ class Openclaw(base.NodeHarness):
                 "requestTimeoutMs": base.MCP_CALL * 1000,
             }
             config["mcp"] = {"servers": {base.MCP_NAME: server}}
+            # Else a server's tools are not in the prompt but searched for, as are some forty of its own that need what
+            # is not here; those that it declares itself stay.
+            config["tools"] = {"toolSearch": False, "allow": ["group:fs", "group:runtime", "bundle-mcp"]}
         return {_CONFIG: json.dumps(config).encode()}
 
     def env(self, ctx: base.Context) -> dict[str, str]:

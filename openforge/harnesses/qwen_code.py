@@ -55,7 +55,9 @@ class QwenCode(base.NodeHarness):
             offered = [name.strip() for name in ctx.options["tools"].split(",")]
             settings["tools"] = {"disabled": [name for name in _TOOLS if name not in offered]}
         if ctx.mcp_url is not None:
-            server = {"httpUrl": ctx.mcp_url, "trust": True, "timeout": base.MCP_CALL * 1000}
+            # Else they are not in the prompt but searched for.
+            always = {"alwaysLoadTools": True, "trust": True}
+            server = {"httpUrl": ctx.mcp_url, "timeout": base.MCP_CALL * 1000, **always}
             settings["mcpServers"] = {base.MCP_NAME: server}
         return {".qwen/settings.json": json.dumps(settings).encode()}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from openforge.harnesses.base import LOG_BYTES, Context, Ended, HarnessError
 from openforge.sandboxes import join as join_module
-from openforge.sandboxes.local import LocalSandbox
+from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.protocol import Sandbox, SandboxLost
 
 START_SECONDS, STOP_SECONDS = 120.0, 5.0

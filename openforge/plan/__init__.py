@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openforge import tables
-from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling
+from openforge.config import Cell, EvalConfig, Harness, Limits, RunConfig, Sampling, Sandbox
+from openforge.config_sandbox import DEFAULT_IMAGE
 from openforge.environments.claw_eval.agents import AgentError, script
 
 # numpy and torch take 32-bit seeds; staying below 2**31 fits every consumer.
@@ -65,7 +66,7 @@ def _rows(
     policy: str,
 ) -> list[dict[str, Any]]:
     shards = min(config.rollout.shards, planned)
-    options = [json.dumps(h.model_dump(exclude={"name", "weight"}), sort_keys=True) for h in harnesses]
+    options = [harness_options(h, config.sandbox) for h in harnesses]
     seen: Counter[str] = Counter()
     judge = None if config.judge is None else json.dumps(config.judge.model_dump(), sort_keys=True)
     rows = []
@@ -93,9 +94,10 @@ def _rows(
                     draw=repeat,
                     shard=shard + 1,
                     reserve=g >= planned,
-                    orchestrator=config.rollout.sandbox,
-                    image="host",
-                    network=config.rollout.network,
+                    orchestrator=config.sandbox.backend,
+                    image=config.sandbox.image or DEFAULT_IMAGE,
+                    network=config.sandbox.network,
+                    grading=config.sandbox.grading,
                     harness=harness.name,
                     harness_options=_scripted(task, harness, options[shard % len(harnesses)]),
                     judge=judge,
@@ -110,6 +112,14 @@ def _rows(
                 )
             )
     return rows
+
+
+def harness_options(harness: Harness, sandbox: Sandbox) -> str:
+    """The options of a harness as JSON, with the launch that its sandboxes allow where none is asked for."""
+    options = harness.model_dump(exclude={"name", "weight"})
+    if options["launch"] is None and harness.name == "mini_swe_agent":
+        options["launch"] = "fork" if sandbox.can_fork() else "command"
+    return json.dumps(options, sort_keys=True)
 
 
 def _scripted(task: Mapping[str, Any], harness: Harness, options: str) -> str:

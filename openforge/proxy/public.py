@@ -73,6 +73,42 @@ def from_environment(env: Mapping[str, str], tls: bool = False) -> Public | None
     )
 
 
+def candidates(env: Mapping[str, str]) -> list[Public]:
+    """The addresses that the variables give: one, or one a port where PORT is a range A-B; none where none is set.
+
+    Several proxies on one host need a port each: BIND, where it is set, then names as many ports (HOST:C-D).
+
+    Raises:
+        PublicError: a variable is missing beside another, or wrong.
+    """
+    ports = _range(PORT, env.get(PORT, "").strip())
+    host, colon, own = env.get(BIND, "").strip().rpartition(":")
+    binds = _range(BIND, own) if colon else [own]
+    if len(ports) == 1 and len(binds) == 1:
+        one = from_environment(env)
+        return [] if one is None else [one]
+    if colon and len(binds) != len(ports):
+        raise PublicError(f"{PORT} names {len(ports)} ports and {BIND} {len(binds)}; they must be as many")
+    found = []
+    for i, port in enumerate(ports):
+        bind = {BIND: f"{host}:{binds[i]}"} if colon else {}
+        one = from_environment({**env, PORT: port, **bind})
+        assert one is not None
+        found.append(one)
+    return found
+
+
+def _range(name: str, value: str) -> list[str]:
+    """The ports of A-B; what is no range as it stands."""
+    first, dash, last = value.partition("-")
+    if not dash:
+        return [value]
+    begin, end = _port(name, first), _port(name, last)
+    if end < begin:
+        raise PublicError(f"{name} is {value!r}; the first port of a range must not be above its last")
+    return [str(port) for port in range(begin, end + 1)]
+
+
 def _address(name: str, value: str) -> str:
     """An IP address or a host's name as a URL writes it."""
     try:

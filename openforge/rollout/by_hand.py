@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from openforge import tables
-from openforge.config import EvalConfig, RunConfig, Server
+from openforge.config import EvalConfig, RunConfig, Sandbox, Server
+from openforge.config_sandbox import DEFAULT_IMAGE, Artifacts
 from openforge.environments import verdict
 from openforge.job import Job
 from openforge.policy import process
@@ -90,7 +91,8 @@ def run(
 
     Args:
         row: any rollout row; it gets a rollout_id of its own.
-        config: holds the cell CELL; its `rollout` section but for `attempts` and `keep_artifacts`.
+        config: holds the cell CELL; its `rollout` section but for `attempts`, and its `sandbox` section but for
+            `artifacts` and `warm`, whatever backend the row was planned for.
         policy: checkpoint folder; None where `server` has a URL.
         keep: move the sandbox's work folder to results/.episodes/.
 
@@ -100,14 +102,17 @@ def run(
     """
     episodes = root / "results" / ".episodes"
     _sweep(episodes)
-    row = {**row, "rollout_id": tables.h("by hand", uuid.uuid4().hex)}
+    row = {**row, "rollout_id": tables.h("by hand", uuid.uuid4().hex), **_here(row, config.sandbox)}
     kept = f"{tables.episode_id(row['rollout_id'], 0)}-*"
-    once = config.rollout.model_copy(update={"attempts": 1, "keep_artifacts": 0})
+    once = {
+        "rollout": config.rollout.model_copy(update={"attempts": 1}),
+        "sandbox": config.sandbox.model_copy(update={"warm": 0, "artifacts": Artifacts(keep="none")}),
+    }
     part = {"purpose": "eval", "cell": CELL, "k": "none", "shard": "0001"}
     scratch = episodes / f"{SCRATCH}{process.this()}"
     scratch.mkdir(parents=True)
     try:
-        job = _Job("episode", CELL, root, scratch, config.model_copy(update={"rollout": once}), part, sys.stderr)
+        job = _Job("episode", CELL, root, scratch, config.model_copy(update=once), part, sys.stderr)
         watch = Watch(scratch / "harness.log", episodes if keep else None)
         with _owning(), _live(scratch, say):
             done = run_shard([row], policy, _attached_or_own(server, policy, root), job, watch=watch)
@@ -124,6 +129,18 @@ def run(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Outcome(episode, done.calls, records, reward(episode), next(episodes.glob(kept), None))
+
+
+def _here(row: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any]:
+    """What of a row depends on where its sandbox is made: a recorded one may be of another backend."""
+    options = json.loads(row["harness_options"])
+    if options.get("launch") == "fork" and not sandbox.can_fork():
+        options["launch"] = "command"
+    return {
+        "orchestrator": sandbox.backend,
+        "image": sandbox.image or DEFAULT_IMAGE,
+        "harness_options": json.dumps(options, sort_keys=True),
+    }
 
 
 def reward(episode: Mapping[str, Any]) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 PLAIN_EVERY, TERMINAL_EVERY = 5.0, 1.0
 
@@ -15,6 +16,9 @@ class Progress:
 
     Attributes:
         note: what the shard waits for, None while it does not.
+        waiting: sandboxes for which there is no room now.
+        waits: how often there was none.
+        replaced: sandboxes made ahead that were dead when their turn came.
     """
 
     def __init__(self, total: int, say: Callable[[str], None], quiet: bool = False) -> None:
@@ -23,6 +27,8 @@ class Progress:
         self.rewards: list[float] = []
         self.tokens = 0
         self.note: str | None = None
+        self.waiting, self.waits, self.replaced = 0, 0, 0
+        self._room = ""
         self._earlier = 0
         self._say, self._start = say, time.monotonic()
 
@@ -30,6 +36,19 @@ class Progress:
         """Rollouts that an earlier attempt of the shard had finished."""
         self.done += count
         self._earlier = count
+
+    @contextmanager
+    def waits_for_room(self, why: str) -> Iterator[None]:
+        """Counts a sandbox that there is no room for as waiting."""
+        self.waiting, self.waits, self._room = self.waiting + 1, self.waits + 1, why
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+    def say(self, line: str) -> None:
+        """Print a line beside the counts."""
+        self._say(line)
 
     def ended(self, reward: float | None, tokens: int) -> None:
         self.done += 1
@@ -49,6 +68,7 @@ class Progress:
             f"{self.done}/{self.total} episodes done, {self.running} running, {self.failed} failed, "
             f"mean reward {reward}, {self.tokens / seconds:.0f} tok/s, {clock} left"
             + (f"; {self.note}" if self.note else "")
+            + (f"; {self.waiting} wait for room: {self._room}" if self.waiting else "")
         )
 
     async def report(self) -> None:

@@ -69,9 +69,9 @@ class Book:
             "artifacts": None,
         }
 
-    def member(self, episode_id: str) -> str:
+    def member(self, name: str) -> str:
         """What the column `artifacts` says: the archive, and the member within."""
-        return f"{self.archive}/{episode_id}.log"
+        return f"{self.archive}/{name}"
 
     def attempts(self, row: Mapping[str, Any], partial: Partial) -> list[Row]:
         """Rows of a rollout's attempts: those that ended, and those that a process did not live to end."""

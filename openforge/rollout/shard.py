@@ -6,25 +6,26 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial as partial_of
 from pathlib import Path
 from typing import Any
 
 from openforge import __version__, environments, harnesses, interrupts, machine, software
 from openforge.config import ConfigError, Server
+from openforge.config_sandbox import LOCAL
 from openforge.job import Job
 from openforge.policy.lease import Endpoint, lease
 from openforge.policy.weights import read_checkpoint
 from openforge.proxy import wire
 from openforge.proxy.client import KeptProxy, start_proxy
-from openforge.rollout import engine
+from openforge.rollout import backends, engine, reach
 from openforge.rollout.gate import Gate
-from openforge.rollout.machine import Machine
+from openforge.rollout.machine import Machine, elsewhere
 from openforge.rollout.partial import Partial, claim, digest
 from openforge.rollout.progress import Progress
 from openforge.rollout.reopen import folder
 from openforge.rollout.rows import Book, archive, evidence
 from openforge.rollout.status import failed
-from openforge.sandboxes import LocalBackend, Owner, bwrap, reap
 from openforge.tables import partition_path
 
 
@@ -40,7 +41,7 @@ class Done:
 
     def keep_artifacts(self) -> None:
         """Before the rows are written, which name them."""
-        archive(sorted(self.partial.artifacts.glob("*.log")), self.archive)
+        archive(sorted(self.partial.artifacts.glob("[!.]*")), self.archive)
 
     def close(self) -> None:
         """After the rows are written: keep the progress only while a failed rollout needs it."""
@@ -58,11 +59,8 @@ def check_machine(server: Server) -> None:
     """Refuse what every episode would fail of, before a server starts and an attempt is spent.
 
     Raises:
-        MachineError: no sandbox can be made here, or the server needs a GPU that is not here.
+        MachineError: the server needs a GPU that is not here.
     """
-    why = bwrap.probe()["why"]
-    if why is not None:
-        raise MachineError(why)
     if server.url is None and server.device == "gpu" and not machine.gpus():
         raise MachineError(machine.no_gpu("server.device is gpu"))
 
@@ -97,8 +95,10 @@ def run_shard(
         seal: run nothing; what has not ended becomes shard_lost.
         watch: for a shard of one episode.
     """
+    kind, terms = rows[0]["orchestrator"], job.config.sandbox
     if not seal:
         check_machine(server)
+        asyncio.run(backends.check(kind, terms, job.run, backends.episode_seconds(rows, terms)))
     # A user's module may be broken since the command was typed.
     environments.load(rows[0]["environment"])
     cell = None if job.part["purpose"] == "train" else job.cell()
@@ -109,10 +109,9 @@ def run_shard(
     # Two processes on one shard would take each other's attempts for lost ones and its journal away.
     claim(job.run_dir / ".locks" / "-".join(place))
     base = folder(job.run_dir, *place)
-    for sandboxes in base.glob("*/sandboxes"):
-        # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt. First,
-        # for the folders of other inputs go next, and with them what names their processes.
-        reap(sandboxes, job.run)
+    # An earlier process of this shard may have been killed: nothing of its sandboxes may meet this attempt. First, for
+    # the folders of other inputs go next, and with them what names their processes.
+    asyncio.run(backends.reap(list(base.glob("*/sandboxes")), job.config.sandbox, job.run))
     partial = Partial(base, digest(rows, versions))
     partition = Path(partition_path("artifacts", place[0], place[1], job.iteration, int(place[3]))).parent
     zipped = partition.with_name(f"{partition.name}.zip")
@@ -164,20 +163,25 @@ async def _run(
 ) -> None:
     interrupts.cancel_task_on_end()
     config = job.config.rollout
-    backend = LocalBackend(partial.sandboxes, job.run, Owner.current(), watch.keep if watch else None)
-    proxy = KeptProxy(
-        lambda: start_proxy(
-            [endpoint.base_url, *endpoint.replicas],
-            partial.journal,
-            upstream_key=endpoint.api_key,
-            api=endpoint.api,
-            model=endpoint.model,
-        )
+    terms, row = job.config.sandbox, book.rows[0]
+    kind, seconds = row["orchestrator"], backends.episode_seconds(book.rows, terms)
+    server_url = None if kind in LOCAL else backends.url_of(terms)
+    starter = partial_of(
+        start_proxy,
+        [endpoint.base_url, *endpoint.replicas],
+        partial.journal,
+        upstream_key=endpoint.api_key,
+        api=endpoint.api,
+        model=endpoint.model,
     )
+    proxy = KeptProxy(lambda: reach.start(starter, server_url))
     progress = Progress(len(book.rows), job.say, quiet=watch is not None)
+    backend = backends.make(kind, terms, partial.sandboxes, job.run, seconds, watch.keep if watch else None)
     try:
-        await proxy.get()
-        async with backend, harness.warm(job.root, json.loads(book.rows[0]["harness_options"])) as warm:
+        started = await proxy.get()
+        if server_url is not None:
+            await reach.check(backend, started, row, job.root)
+        async with harness.warm(job.root, json.loads(row["harness_options"])) as warm:
             warm.log = watch.harness_log if watch else None
             shard = engine.Shard(
                 book=book,
@@ -185,18 +189,19 @@ async def _run(
                 proxy=proxy,
                 endpoint=endpoint,
                 gate=Gate(endpoint, server.start_seconds, progress),
-                machine=Machine([partial.folder]),
+                machine=Machine([partial.folder]) if server_url is None else elsewhere([partial.folder]),
                 backend=backend,
                 harness=warm,
                 concurrency=concurrency or config.concurrency,
                 attempts=config.attempts,
-                keep_artifacts=config.keep_artifacts,
+                sandbox=terms,
                 progress=progress,
                 metric=job.train_config.algorithm.filter_groups.metric if job.part["purpose"] == "train" else "reward",
                 claw=job.train_config.reward.claw if job.part["purpose"] == "train" else "pass",
             )
             await shard.run()
     finally:
+        await backend.close()
         await proxy.stop()
     if not progress.quiet:
         job.say(progress.line())

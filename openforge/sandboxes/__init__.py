@@ -1,7 +1,8 @@
 """Sandboxes: the protocol of every backend, and the local one (bubblewrap)."""
 
 from openforge.sandboxes.bwrap import probe
-from openforge.sandboxes.local import LocalBackend, LocalSandbox
+from openforge.sandboxes.local import LocalBackend
+from openforge.sandboxes.local_sandbox import LocalSandbox
 from openforge.sandboxes.owner import Owner, reap
 from openforge.sandboxes.protocol import (
     Adopter,
@@ -14,7 +15,9 @@ from openforge.sandboxes.protocol import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxFull,
     SandboxLost,
+    SandboxUnsupported,
 )
 
 __all__ = [
@@ -31,7 +34,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxFull",
     "SandboxLost",
+    "SandboxUnsupported",
     "probe",
     "reap",
 ]

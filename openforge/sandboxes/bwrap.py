@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from openforge.sandboxes.images import Image
 from openforge.sandboxes.join import HOME, WORK
 from openforge.sandboxes.protocol import Bind, Limits, SandboxError, kernel
+from openforge.sandboxes.unpack import TOOLS
 
 # The first process. Pid 1 cannot be killed from inside, not even by `kill -9 -1`, and one that ignores SIGCHLD has
 # its orphans reaped by the kernel. The empty line says that the sandbox is set up. It then waits for a line: if all
 # that started it was killed meanwhile, bwrap's death signal never reached it, and it must end by itself, for nobody
 # has noted its pid.
-_HOLDER = ("/bin/sh", "-c", "echo && read -r noted && exec env --ignore-signal=CHLD sleep infinity </dev/null")
+_SCRIPT = "echo && read -r noted && exec {} --ignore-signal=CHLD {} infinity </dev/null"
+_HOLDER = ["/bin/sh", "-c", _SCRIPT.format("env", "sleep")]
 
 # What a process with the host's uid 0 could still read or write in /proc without any capability, when root owns the
 # sandbox. bwrap means to protect sys itself, but tests the folder, which nobody may write, and not what lies in it:
@@ -36,12 +39,13 @@ _ETC = {
     "hosts": "127.0.0.1 localhost sandbox\n",
     "resolv.conf": "",
 }
+RESOLVER = "/etc/resolv.conf"
 _ETC_HOST_FILES = ("ld.so.cache", "ssl/openssl.cnf")
 _ETC_HOST_FOLDERS = ("alternatives", "ssl/certs")  # not ssl: private keys lie beside
 
 
-def write_etc(etc: Path) -> None:
-    """A minimal /etc: the host's own holds accounts, keys and names."""
+def write_etc(etc: Path, network: str) -> None:
+    """A minimal /etc: the host's own holds accounts, keys and names. With network `open` it has the host's resolver."""
     etc.mkdir()
     for name, text in _ETC.items():
         (etc / name).write_text(text)
@@ -50,6 +54,8 @@ def write_etc(etc: Path) -> None:
     for name in _ETC_HOST_FILES:  # copied: a mount costs more
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(f"/etc/{name}", etc / name)
+    if network == "open":
+        shutil.copyfile(RESOLVER, etc / "resolv.conf")
 
 
 def _system() -> list[str]:
@@ -84,27 +90,59 @@ def _proc() -> list[str]:
     return args
 
 
-def arguments(folder: Path, binds: Sequence[Bind], limits: Limits, info_fd: int) -> list[str]:
-    """The bwrap command of the sandbox in `folder` (its etc, work and home folders exist).
+def arguments(
+    folder: Path, binds: Sequence[Bind], limits: Limits, info_fd: int, network: str, image: Image | None, tools: Path
+) -> list[str]:
+    """The bwrap command of the sandbox in `folder`, which has disk/work and disk/home.
+
+    Args:
+        image: the root file system is <folder>/root then, which is this image with a writable layer; None is this
+            host's system, read-only, with <folder>/etc as its /etc.
+        tools: see `images.tools`; only with an image.
 
     Raises:
         SandboxError: bwrap is missing, or a bind's source is.
     """
     size = str(limits.tmp_bytes)
     args = [_executable(), "--unshare-all", "--unshare-user", "--unshare-cgroup", "--disable-userns"]
+    args += ["--share-net"] if network == "open" else []
     args += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--clearenv", "--chdir", "/"]
     args += ["--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info_fd)]
-    args += [*_system(), *_etc(folder / "etc"), *_proc(), "--dev", "/dev"]
+    args += [*_system(), *_etc(folder / "etc")] if image is None else ["--bind", str(folder / "root"), "/"]
+    args += [*_proc(), "--dev", "/dev"]
     args += ["--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
-    args += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", "/run", "--dir", "/var", "--dir", "/home"]
-    args += ["--symlink", "/tmp", "/var/tmp"]
-    args += ["--bind", str(folder / "work"), WORK, "--bind", str(folder / "home"), HOME]
+    args += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+    if image is None:
+        args += ["--dir", "/run", "--dir", "/var", "--dir", "/home", "--symlink", "/tmp", "/var/tmp"]
+    else:
+        args += ["--ro-bind", str(tools), TOOLS]
+        args += ["--ro-bind", RESOLVER, RESOLVER] if network == "open" else []
+    args += ["--bind", str(folder / "disk/work"), WORK, "--bind", str(folder / "disk/home"), HOME]
     for bind in binds:  # last: /tmp and /workspace would hide what lies below them
         if not bind.host.exists():
             raise SandboxError(f"{bind.host} does not exist and cannot be bound into the sandbox")
-        args += ["--ro-bind", str(bind.host), bind.inside or str(bind.host)]
-    # The root and /dev are tmpfs in memory, without a size: nothing may be written there.
-    return [*args, "--remount-ro", "/dev", "--remount-ro", "/", "--", *_HOLDER]
+        inside = bind.inside or str(bind.host)
+        if image is not None:
+            _no_link(image.root, inside)
+        args += ["--ro-bind", str(bind.host), inside]
+    args += ["--remount-ro", "/dev"]
+    if image is None:  # it is a tmpfs in memory, without a size: nothing may be written there
+        return [*args, "--remount-ro", "/", "--", *_HOLDER]
+    return [*args, "--", *_loaded("sh"), "-c", _SCRIPT.format(*(" ".join(_loaded(p)) for p in ("env", "sleep")))]
+
+
+def _loaded(program: str) -> list[str]:
+    """The command line of one of `tools`, whatever libraries the image has."""
+    return [f"{TOOLS}/ld.so", "--library-path", TOOLS, f"{TOOLS}/{program}"]
+
+
+def _no_link(root: Path, inside: str) -> None:
+    """bwrap makes the mount point before it has left the host's files: a link of the image could lead it there."""
+    path = root
+    for name in Path(inside).parts[1:]:
+        path = path / name
+        if path.is_symlink():
+            raise SandboxError(f"cannot bind at {inside}: the image has a link at /{path.relative_to(root)}")
 
 
 def _executable() -> str:

@@ -37,6 +37,7 @@ from typing import NoReturn
 WORK = "/workspace"  # the work folder inside every sandbox
 CONNECT_SECONDS = 10.0  # a full backlog inside keeps no one for longer
 HOME = "/home/agent"  # $HOME inside every sandbox
+OOM_SCORE = 500  # of -1000 to 1000, see proc(5)
 BASE_ENV: dict[str, str] = {
     "HOME": HOME,
     "LANG": "C.UTF-8",
@@ -54,7 +55,10 @@ _CLONE_NEWIPC = 0x08000000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
 _CLONE_NEWNET = 0x40000000
-_ALL = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP
+_NAMESPACES = {
+    **{"user": _CLONE_NEWUSER, "mnt": _CLONE_NEWNS, "net": _CLONE_NEWNET, "pid": _CLONE_NEWPID},
+    **{"ipc": _CLONE_NEWIPC, "uts": _CLONE_NEWUTS, "cgroup": _CLONE_NEWCGROUP},
+}
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -104,6 +108,42 @@ def _setns(holder_pid: int, namespaces: int) -> None:
         _checked(_libc.setns(pidfd, namespaces), f"setns to the sandbox of holder process {holder_pid}")
     finally:
         os.close(pidfd)
+
+
+def _other_namespaces(pid: int) -> int:
+    """The namespaces of a process that are not this one's: nobody may enter the one that it is in already."""
+    flags = 0
+    for name, flag in _NAMESPACES.items():
+        try:
+            theirs = os.stat(f"/proc/{pid}/ns/{name}")
+        except FileNotFoundError as e:
+            raise JoinError(e.errno, f"the sandbox of holder process {pid} is gone") from None
+        ours = os.stat(f"/proc/self/ns/{name}")
+        if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+            flags |= flag
+    return flags
+
+
+def be_killed_first() -> None:
+    """Have the kernel take this process before others of the host, the sandbox's first one too, for want of memory."""
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        try:
+            os.write(fd, b"%d" % OOM_SCORE)
+        finally:
+            os.close(fd)
+
+
+def open_groups(files: Sequence[str]) -> list[int]:
+    """Descriptors of control groups' `cgroup.procs`, which have no name inside; `join_groups` takes them there."""
+    return [os.open(name, os.O_WRONLY | os.O_CLOEXEC) for name in files]
+
+
+def join_groups(fds: Sequence[int]) -> None:
+    """Move this process into the groups."""
+    for fd in fds:
+        os.write(fd, b"0")
+        os.close(fd)
 
 
 def drop_privileges() -> None:
@@ -158,10 +198,11 @@ def enter(holder_pid: int, cwd: str = WORK, limits: Mapping[str, int] | None = N
         JoinError: the sandbox is gone or the kernel refuses.
         OSError: `cwd` is no folder inside; the process is inside then and must exit.
     """
+    be_killed_first()  # before it stops being dumpable: its files in /proc are root's from then on
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "clearing the dumpable flag")
     if os.geteuid() == 0:
         os.setgroups([])  # root's supplementary groups must not count inside; an ordinary user may not drop its own
-    _setns(holder_pid, _ALL)
+    _setns(holder_pid, _other_namespaces(holder_pid))
     os.umask(0o022)
     set_limits(limits or {})
     drop_privileges()
@@ -175,23 +216,27 @@ def run_in(
     cwd: str = WORK,
     limits: Mapping[str, int] | None = None,
     keep: Sequence[int] = (0, 1, 2),
+    groups: Sequence[str] = (),
 ) -> int:
     """Run `fn` in a process inside the sandbox and wait for it. Call it in a freshly forked child.
 
     The process has its own session, default signal handlers, only the descriptors in `keep`, and dies with the
     calling process. TERM, INT and HUP sent to the caller are passed on to it. The environment is the caller's:
     set os.environ (see BASE_ENV) in `fn` or before. Flush sys.stdout before forking, or its buffer is written twice.
+    `groups` are the sandbox's control groups (`LocalSandbox.groups`), whose limits then hold for it.
 
     Returns:
         `fn`'s value (None is 0; an exception prints its traceback and is 1), or -n if signal n ended it.
     """
+    joined = open_groups(groups)
     enter(holder_pid, cwd, limits)
-    close_others(keep)
+    close_others((*keep, *joined))
     self_fd = os.pidfd_open(os.getpid())
     child = os.fork()
     if child == 0:
         die_with(self_fd)
         os.close(self_fd)
+        join_groups(joined)
         os.setsid()
         reset_signals()
         run_and_exit(fn)

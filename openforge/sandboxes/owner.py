@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from openforge.sandboxes import cgroups
 from openforge.sandboxes.protocol import SandboxError
 
 _PF_EXITING = 0x4  # of the flags in /proc/PID/stat
@@ -75,13 +76,14 @@ def _boot() -> str:
 class Label:
     """<root>/<sandbox_id>.json. It is written before the folder <root>/<sandbox_id>/ is made and removed after it.
 
-    `holder` is the sandbox's first process, None until it runs.
+    `holder` is the sandbox's first process, None until it runs; `groups` are the folders of its control groups.
     """
 
     run: str
     episode_id: str
     owner: Owner
     holder: Owner | None
+    groups: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Its JSON."""
@@ -93,7 +95,8 @@ class Label:
         data = json.loads(path.read_text())
         holder = data["holder"]
         owner = Owner(**data["owner"])
-        return cls(data["run"], data["episode_id"], owner, None if holder is None else Owner(**holder))
+        groups = tuple(data.get("groups", ()))
+        return cls(data["run"], data["episode_id"], owner, None if holder is None else Owner(**holder), groups)
 
 
 def kill(process: Owner, seconds: float = 10) -> None:
@@ -178,6 +181,7 @@ def reap(root: Path, run: str) -> list[str]:
             kill(label.holder)
         else:
             kill_starting(root / path.stem)
+        cgroups.remove(label.groups)
         remove(root / path.stem)
         path.with_suffix(".tmp").unlink(missing_ok=True)
         path.unlink(missing_ok=True)

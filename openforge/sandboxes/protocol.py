@@ -21,6 +21,18 @@ class SandboxLost(SandboxError):
     """The sandbox, or the process that keeps it, died under the caller."""
 
 
+class SandboxFull(SandboxError):
+    """There is no room for another sandbox now; `retry_after` says in how many seconds to ask again."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SandboxUnsupported(SandboxError):
+    """The backend does not offer what is asked of it, and never will as it stands: trying again is of no use."""
+
+
 class SandboxFileError(SandboxError):
     """A file inside is missing, of another kind, or too large. `errno` is None for a limit of ours."""
 
@@ -39,29 +51,55 @@ class Bind:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sandbox's processes. Memory and total disk are not limited: that takes cgroups and quotas.
+    """Limits of a sandbox; None is no limit.
+
+    What is asked and cannot be had here is an error, unless `best_effort`; but `processes`, which has a default, is
+    held by what there is. `Sandbox.isolation` names what holds each.
 
     Attributes:
         file_bytes: size of any one file written.
         cpu_seconds: CPU time of any one process.
         open_files: descriptors of any one process.
-        processes: processes at once. Counted a sandbox from Linux 5.14 on, not set before; the kernel does not
-            apply it when the owner is root.
+        processes: processes at once: a control group, else RLIMIT_NPROC (a sandbox's own count from Linux 5.14 on,
+            not set before; the kernel does not apply it when the owner is root).
         tmp_bytes: each of /tmp and /dev/shm, which lie in memory.
+        memory_bytes: memory of all its processes, files of /tmp and /dev/shm and (with `disk_bytes`) of the disk
+            included: a control group. There is nothing else: a limit of the address space (RLIMIT_AS) stops node and
+            chromium, which reserve far more than they use. The kernel kills a process of the sandbox that is over it.
+        cpus: processors' worth of CPU time: a control group.
+        disk_bytes: everything written outside of /tmp and /dev/shm. It then lies in memory (a tmpfs of this size),
+            which is all that an ordinary user can be given a limit of, and needs that much less than it allows.
+        best_effort: leave out what this machine cannot hold.
     """
 
-    file_bytes: int = 1 << 30
-    cpu_seconds: int = 3600
-    open_files: int = 4096
-    processes: int = 1024
+    file_bytes: int | None = 1 << 30
+    cpu_seconds: int | None = 3600
+    open_files: int | None = 4096
+    processes: int | None = 1024
     tmp_bytes: int = 512 << 20
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    disk_bytes: int | None = None
+    best_effort: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SandboxError(f"limits.{name} = {value}: at least {least}")
 
     def rlimits(self) -> dict[str, int]:
         """For `join.set_limits`."""
-        limits = {"CORE": 0, "FSIZE": self.file_bytes, "CPU": self.cpu_seconds, "NOFILE": self.open_files}
+        wanted = {"FSIZE": self.file_bytes, "CPU": self.cpu_seconds, "NOFILE": self.open_files}
         if kernel() >= (5, 14):
-            limits["NPROC"] = self.processes
-        return limits
+            wanted["NPROC"] = self.processes
+        return {"CORE": 0, **{name: value for name, value in wanted.items() if value is not None}}
+
+
+_LEAST = {
+    **{"file_bytes": 1 << 12, "cpu_seconds": 1, "open_files": 16, "processes": 4, "tmp_bytes": 1 << 12},
+    **{"memory_bytes": 4 << 20, "cpus": 0.01, "disk_bytes": 1 << 20},
+}
 
 
 def kernel() -> tuple[int, ...]:
@@ -78,12 +116,15 @@ class ExecResult:
         stdout: standard output; beyond the cap (1 MiB) its middle is replaced by a marker line.
         stderr: standard error, likewise.
         timed_out: it used up `timeout` and was killed with everything it had started.
+        note: why it ended, where that is not the command's own doing: e.g. that the kernel killed a process of the
+            sandbox at its limit of memory.
     """
 
     exit_code: int | None
     stdout: bytes
     stderr: bytes
     timed_out: bool
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +267,8 @@ class Backend(Protocol):
             limits: resource limits, else the defaults of `Limits`.
 
         Raises:
+            SandboxFull: there is no room now.
+            SandboxUnsupported: the network, image, binds or limits are not to be had of this backend.
             SandboxError: it cannot be set up; the message says what is missing.
         """
 

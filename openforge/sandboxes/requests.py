@@ -163,6 +163,12 @@ async def readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
+def close_all(fds: list[int]) -> None:
+    """Close descriptors and forget them."""
+    while fds:
+        os.close(fds.pop())
+
+
 def checked(reply: dict[str, Any]) -> dict[str, Any]:
     """The reply, unless it is an error."""
     if "error" in reply:

@@ -25,11 +25,12 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from openforge.sandboxes import files, join
+    from openforge.sandboxes import files, join, layer
 else:  # started by path with -I -S, without the package and its dependencies
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import files
     import join
+    import layer
 
 Request = dict[str, Any]
 KILL_SECONDS = 5.0  # a killed process that is not dead by then is stuck in the kernel
@@ -96,7 +97,7 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
     request = channel.request()
     try:
         if request["op"] == "bwrap":
-            become(request["argv"], fds)
+            become(request, fds)
         if request["op"] in ("listen", "connect"):
             open_socket = join.listen if request["op"] == "listen" else join.connect
             join.send_or_fail(channel.sock, lambda: open_socket(request["holder"], request["port"], channel.sock))
@@ -109,24 +110,32 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
     os._exit(0)
 
 
-def become(argv: list[str], fds: list[int]) -> NoReturn:
-    """Turn into bwrap with `fds` as its descriptors 0, 1, 2, ..."""
+def become(request: Request, fds: list[int]) -> NoReturn:
+    """Turn into bwrap with `fds` as its descriptors 0, 1, 2, ..., in the sandbox's groups and with its mounts."""
     high = [os.dup(fd) for fd in fds]
     for i, fd in enumerate(high):
         os.dup2(fd, i)
     join.close_others(range(len(fds)))
     join.reset_signals()
-    os.execv(argv[0], argv)
+    try:
+        join.join_groups(join.open_groups(request["groups"]))
+        if request["mounts"] is not None:
+            layer.mount(**request["mounts"])
+        os.execv(request["argv"][0], request["argv"])
+    except OSError as e:
+        os.write(2, f"{e.filename}: {e.strerror}".encode())
+    os._exit(1)
 
 
 def watch(channel: Channel, request: Request, fds: list[int]) -> None:
     """Join the sandbox, fork the child inside, wait for it; end it if the requester hangs up."""
+    groups = join.open_groups(request.get("groups", ()))
     join.enter(request["holder"], request.get("cwd", join.WORK))
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        join.run_and_exit(lambda: inner(channel, request, fds))
-    for fd in fds:
+        join.run_and_exit(lambda: inner(channel, request, fds, groups))
+    for fd in (*fds, *groups):
         os.close(fd)
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
@@ -140,12 +149,12 @@ def watch(channel: Channel, request: Request, fds: list[int]) -> None:
     os.waitpid(pid, 0)
 
 
-def inner(channel: Channel, request: Request, fds: list[int]) -> None:
+def inner(channel: Channel, request: Request, fds: list[int], groups: list[int]) -> None:
     """The child inside: one operation."""
     where = request.get("path", "a file")
     try:
         if request["op"] == "exec":
-            channel.answer(execute(channel, request, fds))
+            channel.answer(execute(channel, request, fds, groups))
         elif request["op"] == "kill":
             channel.answer({"left": kill_all()})
         elif request["op"] == "write":
@@ -161,7 +170,7 @@ def inner(channel: Channel, request: Request, fds: list[int]) -> None:
         channel.answer({"error": f"{where} inside the sandbox: {e.strerror or e}", "errno": e.errno, "lost": False})
 
 
-def execute(channel: Channel, request: Request, fds: list[int]) -> Request:
+def execute(channel: Channel, request: Request, fds: list[int], groups: list[int]) -> Request:
     """Run a command with `fds` as its standard streams; wait for it, its time limit, or a hang-up."""
     join.adopt_orphans()
     wake_r, wake_w = os.pipe()
@@ -172,8 +181,8 @@ def execute(channel: Channel, request: Request, fds: list[int]) -> Request:
     self_fd = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
-        command(request, fds, self_fd)
-    for fd in fds:
+        command(request, fds, groups, self_fd)
+    for fd in (*fds, *groups):
         os.close(fd)
     poll = select.poll()
     poll.register(wake_r, select.POLLIN)
@@ -193,11 +202,12 @@ def execute(channel: Channel, request: Request, fds: list[int]) -> Request:
             return {"exit": None, "timed_out": True}
 
 
-def command(request: Request, fds: list[int], parent: int) -> NoReturn:
+def command(request: Request, fds: list[int], groups: list[int], parent: int) -> NoReturn:
     """The command's own process, up to its execve."""
     try:
         os.setsid()
         join.die_with(parent)
+        join.join_groups(groups)
         high = [os.dup(fd) for fd in fds]
         for i, fd in enumerate(high):
             os.dup2(fd, i)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from openforge import tables
 from openforge.config import EvalConfig, RunConfig
+from openforge.environments.claw_eval.grading import Endpoint
 from openforge.environments.verdict import Claw
 from openforge.judge import Judge
+from openforge.score.published import regrade
 from openforge.score.scorer import Scorer, merged
 
 
@@ -23,8 +25,9 @@ def scorer(config: RunConfig | EvalConfig, root: Path) -> Iterator[Scorer]:
         yield Scorer(claw)
         return
     key = os.environ.get(config.judge.api_key_env, "") if config.judge.api_key_env else ""
+    endpoint = Endpoint(config.judge.url, config.judge.model, key.strip())
     with Judge(config.judge, root, key.strip() or None) as judge:
-        yield Scorer(claw, judge)
+        yield Scorer(claw, judge, lambda episode, task, calls: regrade(episode, task, calls, endpoint, root))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from openforge.environments import verdict
+from openforge.environments.claw_eval.grading import Graded
 from openforge.environments.verdict import Claw, Rubric, Verdict
 from openforge.judge import Judge, Judgement, Question
 from openforge.judge.transcript import transcript
@@ -20,6 +22,8 @@ NO_JUDGE = "the task is judged by a model, and no judge is configured; set judge
 
 Row = dict[str, Any]
 Given = Mapping[str, Any]
+# Runs a grader that asks a judge itself: on an episode, its rollout and its calls.
+Regrade = Callable[[Given, Given, Sequence[Given]], Graded]
 
 
 class ScoreError(ValueError):
@@ -33,10 +37,12 @@ class Scorer:
     Attributes:
         claw: what the reward of a verdict with ClawEval's dimensions is.
         judge: None where none is configured.
+        regrade: for tasks whose own grader asks the judge; None where none is configured.
     """
 
     claw: Claw = "pass"
     judge: Judge | None = None
+    regrade: Regrade | None = None
 
     def score_all(self, episodes: Sequence[Given], rollouts: Sequence[Given], calls: Sequence[Given]) -> list[Row]:
         """Score rows of the final episodes, in their order.
@@ -51,26 +57,53 @@ class Scorer:
         """
         final = [e for e in episodes if e["final"]]
         verdicts = {e["episode_id"]: v for e in final if (v := _verdict(e)) is not None}
-        judgements = self._judged(final, verdicts, rollouts, calls)
+        tasks, by_episode = {r["rollout_id"]: r for r in rollouts}, defaultdict[str, list[Given]](list)
+        for c in calls:
+            by_episode[c["episode_id"]].append(c)
+        judgements = self._judged(final, verdicts, tasks, by_episode)
+        graded = self._graded(final, verdicts, tasks, by_episode)
         now = datetime.now(UTC)
-        return [self._row(e, verdicts.get(e["episode_id"]), judgements.get(e["episode_id"]), now) for e in final]
+        ids = [e["episode_id"] for e in final]
+        return [
+            self._row(e, verdicts.get(i), judgements.get(i), graded.get(i), now)
+            for i, e in zip(ids, final, strict=True)
+        ]
 
     def _judged(
-        self, final: Sequence[Given], verdicts: Mapping[str, Verdict], rollouts: Sequence[Given], calls: Sequence[Given]
+        self,
+        final: Sequence[Given],
+        verdicts: Mapping[str, Verdict],
+        tasks: Mapping[str, Given],
+        calls: Mapping[str, Sequence[Given]],
     ) -> dict[str, Judgement]:
         if self.judge is None:
             return {}
-        tasks, by_episode = {r["rollout_id"]: r for r in rollouts}, defaultdict(list)
-        for c in calls:
-            by_episode[c["episode_id"]].append(c)
         questions = {
-            e["episode_id"]: _question(v.judge, tasks[e["rollout_id"]], by_episode[e["episode_id"]])
+            e["episode_id"]: _question(rubric, tasks[e["rollout_id"]], calls[e["episode_id"]])
             for e in final
-            if (v := verdicts.get(e["episode_id"])) is not None and v.judge is not None and v.judge.asked(v.score)
+            if (rubric := _rubric(verdicts.get(e["episode_id"]))) is not None
+            and not rubric.grader
+            and rubric.asked(verdicts[e["episode_id"]].score)
         }
         return dict(zip(questions, self.judge.judge_all(list(questions.values())), strict=True))
 
-    def _row(self, episode: Given, v: Verdict | None, judgement: Judgement | None, now: datetime) -> Row:
+    def _graded(
+        self,
+        final: Sequence[Given],
+        verdicts: Mapping[str, Verdict],
+        tasks: Mapping[str, Given],
+        calls: Mapping[str, Sequence[Given]],
+    ) -> dict[str, Graded]:
+        if self.judge is None or (regrade := self.regrade) is None:
+            return {}
+        asked = [e for e in final if (r := _rubric(verdicts.get(e["episode_id"]))) is not None and r.grader]
+        with ThreadPoolExecutor(self.judge.config.concurrency) as pool:
+            done = pool.map(lambda e: regrade(e, tasks[e["rollout_id"]], calls[e["episode_id"]]), asked)
+            return dict(zip([e["episode_id"] for e in asked], done, strict=True))
+
+    def _row(
+        self, episode: Given, v: Verdict | None, judgement: Judgement | None, graded: Graded | None, now: datetime
+    ) -> Row:
         row: Row = {
             "episode_id": episode["episode_id"],
             "scorer_version": SCORER_VERSION if v is None else self._version(v),
@@ -85,12 +118,14 @@ class Scorer:
             return row | {"status": "unsupported"}
         if v is None:
             return row
-        return row | (self._of_program(v) if v.judge is None else self._of_judge(v, v.judge, judgement))
+        if v.judge is None:
+            return row | self._of_program(v)
+        return row | (self._of_grader(graded) if v.judge.grader else self._of_judge(v, v.judge, judgement))
 
     def _version(self, v: Verdict) -> str:
         """What of this scorer's settings an episode's score depends on."""
         parts = [SCORER_VERSION]
-        if verdict.of_claw(v.components):
+        if verdict.of_claw(v.components) or (v.judge is not None and v.judge.grader):
             parts.append(f"claw-{self.claw}")
         if v.judge is not None and self.judge is not None:
             parts.append(f"judge-{self.judge.version}")
@@ -101,6 +136,16 @@ class Scorer:
         # Where the reward is another figure, the score that it was made of is kept, under its name in ClawEval.
         kept = v.components if reward == v.score else v.components | {"task_score": v.score}
         return {"status": "scored", "reward": reward, "passed": v.passed, "components": _json(kept)}
+
+    def _of_grader(self, graded: Graded | None) -> Row:
+        if graded is None:
+            return {"status": "unsupported", "judge": _json({"failure": "no_judge", "message": NO_JUDGE})}
+        if graded.output is None:
+            status = "judge_failed" if graded.status == "judge_failed" else "not_scorable"
+            return {"status": status, "judge": _json({"failure": graded.status, "message": graded.message})}
+        found = verdict.parse(graded.output)
+        calls = found.components.pop("judge_calls", [])
+        return self._of_program(found) | {"judge": _json({"calls": calls})}
 
     def _of_judge(self, v: Verdict, rubric: Rubric, judgement: Judgement | None) -> Row:
         record = None if judgement is None else _json(judgement.record())
@@ -133,6 +178,10 @@ def _verdict(episode: Given) -> Verdict | None:
     if episode["verifier_output"] is None:
         raise ScoreError(f"episode {episode['episode_id']} is {episode['status']} but holds no verifier output")
     return verdict.parse(episode["verifier_output"])
+
+
+def _rubric(v: Verdict | None) -> Rubric | None:
+    return None if v is None else v.judge
 
 
 def _question(rubric: Rubric, rollout: Given, calls: Sequence[Given]) -> Question:

@@ -142,8 +142,9 @@ async def test_a_port_that_answers_already_is_an_error(backend: Any) -> None:
         await one.start()
 
 
-async def test_a_service_that_takes_anothers_port_is_named(episode: Any) -> None:
-    squatter = service("squat", 9199, env={"NAME": "squat", "PORT": str(MAIL)})
+async def test_a_service_that_takes_anothers_port_is_named(episode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READY_LEAST", 1.0)
+    squatter = service("squat", 9199, ready_timeout=1.0, env={"NAME": "squat", "PORT": str(MAIL)})
     with pytest.raises(SandboxError, match=r"service '(mail|squat)' (ended with exit code 1|was not ready)"):
         await episode("true", TELL, setup=setup(squatter, service("mail", MAIL), tools=()))
 

@@ -9,6 +9,7 @@ from typing import Any
 from stub_harness import StubHarness
 
 from openforge import tables
+from openforge.config_sandbox import Artifacts, Sandbox
 from openforge.environments.claw_eval.folder import make_verifier
 from openforge.harnesses import Context
 from openforge.policy.lease import Endpoint
@@ -19,7 +20,7 @@ from openforge.rollout.machine import Machine
 from openforge.rollout.partial import Partial
 from openforge.rollout.progress import Progress
 from openforge.rollout.rows import Book, evidence
-from openforge.sandboxes import LocalBackend
+from openforge.sandboxes import Backend
 
 # Asks the policy and writes its answer to said.txt; python3 is the sandbox's.
 ASK = """
@@ -68,7 +69,10 @@ def row(
         "cell": "train",
         "iteration": 1,
         "benchmark": "b",
+        "orchestrator": "local",
+        "image": "host",
         "network": "proxy",
+        "grading": "same",
         "harness": "stub",
         "harness_options": "{}",
         "limits": {"turns": 2, "tokens": None, "seconds": 30.0},
@@ -83,7 +87,7 @@ Make = Callable[..., engine.Shard]
 
 
 def make_shard(
-    folder: Path, url: str, proxy: KeptProxy, backend: LocalBackend, rows: Sequence[dict[str, Any]], **over: Any
+    folder: Path, url: str, proxy: KeptProxy, backend: Backend, rows: Sequence[dict[str, Any]], **over: Any
 ) -> engine.Shard:
     """A shard of some rows, as rollout.shard puts it together; made again it is the rerun of a dead one."""
     endpoint = Endpoint(f"{url}/v1", "", "policy", 4096, "0@abc")
@@ -99,7 +103,7 @@ def make_shard(
         "harness": Agent(),
         "concurrency": 4,
         "attempts": 2,
-        "keep_artifacts": 0,
+        "sandbox": Sandbox(artifacts=Artifacts(keep="none")),
         "progress": progress,
     }
     return engine.Shard(**(given | over))

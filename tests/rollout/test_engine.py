@@ -63,12 +63,6 @@ async def test_an_infrastructure_failure_is_tried_again_and_has_no_verdict(
     assert all(e["verifier_output"] is None and e["message"] for e in episodes)
 
 
-async def test_a_sandbox_that_cannot_be_made_is_no_reward(make: Make) -> None:
-    (first, last), calls = await rows_of(make(row("a", network="open")))
-    assert (first["status"], last["status"], last["final"]) == ("setup_failed", "setup_failed", True)
-    assert "open" in last["message"] and calls == []
-
-
 async def test_a_rerun_runs_only_what_had_not_ended(make: Make, upstream: StubUpstream) -> None:
     upstream.says("yes")
     first = make(row("a"))
@@ -90,5 +84,5 @@ async def test_a_rerun_runs_only_what_had_not_ended(make: Make, upstream: StubUp
 async def test_nothing_of_an_episode_is_left(make: Make, upstream: StubUpstream, tmp_path: Path) -> None:
     shard = make(*(row(f"r{i}") for i in range(6)))
     await shard.run()
-    assert shard.backend.sandboxes == {} and list((tmp_path / "sandboxes").iterdir()) == []
+    assert list((tmp_path / "sandboxes").iterdir()) == []
     assert (shard.progress.done, shard.progress.running) == (6, 0)

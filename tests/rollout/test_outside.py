@@ -18,6 +18,7 @@ from stub_harness import StubHarness
 
 from openforge import plan, score, tables
 from openforge.config import Cell, ConfigError, EvalConfig
+from openforge.config_sandbox import Artifacts, Sandbox
 from openforge.eval import evaluate, policies
 from openforge.harnesses import Context
 from openforge.policy.endpoint import Endpoint
@@ -28,6 +29,7 @@ from openforge.rollout.shard import check_sampling
 from openforge.sandboxes import LocalBackend, Owner
 from openforge.tasks import raw_tasks
 
+KEEP_ONE = Sandbox(artifacts=Artifacts(most=1))
 ROOT = Path(__file__).resolve().parents[2]
 # Asks the policy with its instruction and all that it finds in the environment of any process, and does what it says.
 AGENT = """
@@ -94,7 +96,7 @@ async def run(tmp_path: Path, stub: PlainStub) -> tuple[engine.Shard, list[dict[
     )
     try:
         async with LocalBackend(tmp_path / "sandboxes", "r", Owner.current()) as backend:
-            one = {"endpoint": endpoint, "concurrency": 1, "attempts": 1, "keep_artifacts": 1, "harness": Agent()}
+            one = {"endpoint": endpoint, "concurrency": 1, "attempts": 1, "sandbox": KEEP_ONE, "harness": Agent()}
             book = Book(table, "1", f"none@{stub.url}", None, "artifacts/shard=0001.zip")
             shard = make_shard(partial, stub.url, proxy, backend, table, book=book, **one)
             await shard.run()

@@ -12,6 +12,7 @@ from proxy_stub import StubUpstream
 from shard_rig import PARTIAL, Make, row
 
 from openforge import score, tables
+from openforge.config_sandbox import Sandbox
 from openforge.rollout import engine, reopen
 from openforge.rollout.partial import Partial
 from openforge.rollout.rows import Book, evidence
@@ -51,7 +52,7 @@ def ends(file: Path) -> list[tuple[str, int, str, bool]]:
 async def test_a_missed_quorum_runs_the_failed_rollouts_again_and_no_other(
     make: Make, upstream: StubUpstream, tmp_path: Path
 ) -> None:
-    shard = make(row("a"), row("b", verifier=MENDED), keep_artifacts=2)
+    shard = make(row("a"), row("b", verifier=MENDED), sandbox=Sandbox())
     await shard.run()
     file = write(shard, tmp_path)
     failed = [("b", 0, "verifier_failed", False), ("b", 1, "verifier_failed", True)]
@@ -64,7 +65,7 @@ async def test_a_missed_quorum_runs_the_failed_rollouts_again_and_no_other(
     # The same command: the verifier's cause is mended, b gets further attempts, a is left alone.
     asked = len(upstream.bodies)
     mended = row("b", agent="touch mended", verifier=MENDED)
-    shard = make(row("a"), mended, keep_artifacts=2)
+    shard = make(row("a"), mended, sandbox=Sandbox())
     await shard.run()
     file = write(shard, tmp_path)
     assert len(upstream.bodies) == asked

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openforge.sandboxes import LocalSandbox, SandboxFileError, local
+from openforge.sandboxes import LocalSandbox, SandboxFileError, local_sandbox
 
 
 async def test_strings_go_through_bash_and_lists_do_not(sandbox: LocalSandbox) -> None:
@@ -116,7 +116,7 @@ async def test_commands_run_side_by_side(sandbox: LocalSandbox) -> None:
 async def test_stopping_the_supervisor_does_not_hold_up_the_timeout(
     sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_GRACE", 0.5)
+    monkeypatch.setattr(local_sandbox, "_GRACE", 0.5)
     result = await asyncio.wait_for(sandbox.exec("kill -STOP $PPID; sleep 60", timeout=0.2), 30)
     assert result.timed_out
     await sandbox.end_processes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openforge.sandboxes import LocalBackend, LocalSandbox, SandboxError, SandboxFileError, local
+from openforge.sandboxes import LocalBackend, LocalSandbox, SandboxError, SandboxFileError, local_sandbox
 
 
 async def test_content_and_modes(sandbox: LocalSandbox) -> None:
@@ -110,7 +110,7 @@ async def test_a_download_does_not_follow_a_link_out(sandbox: LocalSandbox, tmp_
 
 async def test_a_download_of_what_is_no_file(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     await sandbox.exec("mkfifo pipe; mkdir d; truncate -s 2000 sparse; touch locked; chmod 0 locked")
-    monkeypatch.setattr(local, "DOWNLOAD_BYTES", 1999)
+    monkeypatch.setattr(local_sandbox, "DOWNLOAD_BYTES", 1999)
     for remote, code in [
         ("pipe", errno.EINVAL),
         ("d", errno.EISDIR),
@@ -122,7 +122,7 @@ async def test_a_download_of_what_is_no_file(sandbox: LocalSandbox, monkeypatch:
         with pytest.raises(SandboxFileError, match=f"{remote} inside the sandbox: ") as e:
             await sandbox.download_content(remote)
         assert e.value.errno == code
-    monkeypatch.setattr(local, "DOWNLOAD_BYTES", 2000)
+    monkeypatch.setattr(local_sandbox, "DOWNLOAD_BYTES", 2000)
     assert await sandbox.download_content("sparse") == bytes(2000)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openforge.sandboxes import Bind, Limits, LocalBackend, LocalSandbox, SandboxError
+from openforge.sandboxes import Bind, Limits, LocalBackend, LocalSandbox, Network, SandboxError
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -88,7 +88,7 @@ async def test_the_hosts_files_are_not_there(sandbox: LocalSandbox, tmp_path: Pa
 
 
 @pytest.mark.parametrize("network", ["none", "proxy"])
-async def test_the_hosts_loopback_is_out_of_reach(backend: LocalBackend, network: str) -> None:
+async def test_the_hosts_loopback_is_out_of_reach(backend: LocalBackend, network: Network) -> None:
     sandbox = await backend.create("episode", network=network)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -167,7 +167,10 @@ async def test_two_sandboxes_look_the_same_inside(backend: LocalBackend) -> None
 def test_all_of_this_as_an_ordinary_user(tmp_path: Path) -> None:
     """In a user namespace as uid 4242, without a capability: what an ordinary user is to the kernel."""
     unshare = ["unshare", "--user", "--map-user=4242", "--map-group=4242"]
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("isolation", "join", "life", "route")]
+    files = [
+        str(Path(__file__).with_name(f"test_{name}.py"))
+        for name in ("images", "isolation", "join", "life", "limits", "route")
+    ]
     # Without this very test, which would start itself again.
     places = [f"--basetemp={tmp_path / 'rootless'}", "-k", "not as_an_ordinary_user", *files]
     done = subprocess.run(

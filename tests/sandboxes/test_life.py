@@ -174,14 +174,14 @@ async def test_the_owners_death_leaves_no_process_and_the_reaper_the_rest(tmp_pa
 async def test_the_reaper_kills_a_holder_that_outlived_its_owner(tmp_path: Path) -> None:
     """Made by hand, since the kernel sees to it that there is none."""
     with subprocess.Popen(["sleep", "915"]) as orphan, subprocess.Popen(["true"]) as owner:
-        named = {"host": Owner.current().host, "boot": Owner.current().boot}
+        named: dict[str, object] = {"host": Owner.current().host, "boot": Owner.current().boot}
         label = {"run": "r", "episode_id": "e", "owner": {**named, "pid": owner.pid, "start": 1}}
         holder = {**named, "pid": orphan.pid, "start": Owner.of(orphan.pid).start}
         (tmp_path / "e-1.json").write_text(json.dumps({**label, "holder": holder}))
         # The same pid with another start is another process: it must not be touched.
         (tmp_path / "e-2.json").write_text(json.dumps({**label, "holder": {**named, "pid": os.getpid(), "start": 1}}))
         (tmp_path / "torn.json").write_text('{"run": "r"')
-        foreign = {**label, "owner": {**label["owner"], "host": "elsewhere"}, "holder": None}
+        foreign = {**label, "owner": {**named, "pid": owner.pid, "start": 1, "host": "elsewhere"}, "holder": None}
         (tmp_path / "e-3.json").write_text(json.dumps(foreign))
         assert reap(tmp_path, "r") == ["e-1", "e-2"]
         assert orphan.wait(30) == -signal.SIGKILL
@@ -252,8 +252,8 @@ def test_nothing_outlives_an_owner_that_is_killed_while_sandboxes_start(tmp_path
 
 
 async def test_refusals_of_create(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="network 'open' is not offered"):
-        await backend.create("e", network="open")
+    with pytest.raises(SandboxError, match="network 'host' must be one of none, proxy, open"):
+        await backend.create("e", network="host")  # type: ignore[arg-type]
     for name in ("../e", "a/b", "", ".hidden"):
         with pytest.raises(SandboxError, match="must be a plain name"):
             await backend.create(name)

@@ -275,7 +275,9 @@ model: tiny-random
 iterations: 2
 tasks: {source: tiny, train: 8, heldout: 4}
 data: {train_batch_size: 4}
-rollout: {n: 5, shards: 3, concurrency: 9, attempts: 3, quorum: 0.5, network: none, keep_artifacts: 2}
+rollout: {n: 5, shards: 3, concurrency: 9, attempts: 3, quorum: 0.5}
+sandbox: {network: none, limits: {processes: 99}, warm: 1, max_alive: 4, creating: 2, create_seconds: 9.0,
+  setup_seconds: 9.0, verify_seconds: 9.0, grading: second, artifacts: {keep: failed, most: 2, work: true}}
 harness: {name: pi}
 limits: {turns: 4, tokens: 99, seconds: 61.0}
 sampling: {temperature: 0.9, max_tokens: 17}
@@ -307,7 +309,7 @@ def test_no_changed_key_plans_a_finished_iteration_again(clone: Path) -> None:
     (clone / "config" / "tiny.yaml").write_text(CHANGED)
     now = flatten(load("tiny", clone).config.model_dump(mode="json"))
     assert {k.split(".")[0].split("[")[0] for k in now if now[k] != was.get(k)} == {
-        *("rollout", "harness", "limits", "sampling", "server", "actor", "trainer", "cells")
+        *("rollout", "sandbox", "harness", "limits", "sampling", "server", "actor", "trainer", "cells")
     }
     assert planned(clone, "train_tiny") == {}
     # And all of it holds from the first unfinished iteration on.

@@ -19,7 +19,7 @@ from openforge.environments.claw_eval.setup import LATE, LOCAL, Service, Setup
 
 SPLIT = "test"
 SOFTWARE = "tasks-claweval"
-# A grader may ask a judge a few times; without one it is done in a second.
+# A grader may ask a judge a few times, in the stage score; without one it is done in a second.
 GRADER_SECONDS, JUDGED_SECONDS = 120.0, 900.0
 _OWN = ("task_id", "split", "tags", "sandbox_files", "sandbox_grader_files")
 # Services that only the live web can answer for.
@@ -121,8 +121,7 @@ def _service_tree(task_id: str, root: Path, services: Sequence[Service], keys: K
             if not place.exists():
                 raise Unsupported(task_id, f"files that are not in the checkout ({place.relative_to(root)})")
             if where.endswith(".command"):
-                inside = place.resolve().relative_to(root)
-                shown.append(root / inside.parts[0] if len(inside.parts) > 1 else place)
+                shown.append(task_yaml.program_folder(place, root))
             else:
                 shown.append(place)
                 data.append(place)

@@ -33,7 +33,7 @@ DISPATCH = (
 )
 # Exit code of a grader whose judge could not be reached: judge_failed, not verifier_failed (sysexits' EX_TEMPFAIL).
 JUDGE_FAILED = 75
-# Names of environment variables by which a grader is told of its judge: an OpenAI-compatible endpoint, without /v1.
+# Names of environment variables by which a grader is told of its judge: an OpenAI-compatible endpoint, with its /v1.
 JUDGE_URL, JUDGE_MODEL, JUDGE_KEY = "OPENFORGE_JUDGE_URL", "OPENFORGE_JUDGE_MODEL", "OPENFORGE_JUDGE_KEY"
 
 Row = dict[str, Any]
@@ -61,17 +61,55 @@ class Evidence:
     snapshot: Mapping[str, Any] | None = None
     user_rounds: int = 0
 
+    @classmethod
+    def of(cls, episode: Mapping[str, Any], model: str, chat: Iterable[Mapping[str, Any]]) -> Evidence:
+        """The evidence in a row of the episodes table.
+
+        Args:
+            chat: its conversation (`traces.conversation`).
+        """
+        return cls(
+            episode_id=episode["episode_id"],
+            task_id=episode["task_id"],
+            model=model,
+            answer=episode["answer"],
+            messages=messages_of(chat),
+            dispatches=dispatches_of(episode),
+            audit=json.loads(episode["audit"] or "{}"),
+            snapshot=json.loads(episode["snapshot"] or "null"),
+            user_rounds=episode["user_rounds"],
+        )
+
     def files(self) -> dict[str, bytes]:
         """Content by file name."""
+        # An agent that asks no policy leaves no conversation, but it may have an answer.
+        said = [] if self.answer is None else messages_of([{"role": "assistant", "content": self.answer}])
         about = {k: getattr(self, k) for k in ("episode_id", "task_id", "model", "answer", "user_rounds")}
         return {
             "episode.json": _json(about),
-            "messages.json": _json(list(self.messages)),
+            "messages.json": _json(list(self.messages) or said),
             "dispatches.jsonl": b"".join(_json(dict(d)) + b"\n" for d in self.dispatches),
             "audit.json": _json(dict(self.audit)),
             "snapshot.json": _json(self.snapshot if self.snapshot is None else dict(self.snapshot)),
             "answer": (self.answer or "").encode(errors="replace"),
         }
+
+
+def dispatches_of(episode: Mapping[str, Any]) -> list[Row]:
+    """The column `dispatches` of an episode's row as DISPATCH mappings."""
+    return [
+        {
+            "tool_use_id": f"dispatch_{i}",
+            "tool_name": d["tool"],
+            "endpoint_url": d["endpoint"],
+            "request_body": _arguments(d["arguments"]),
+            "response_status": d["status"],
+            "response_body": json.loads(d["response"]),
+            "latency_ms": d["latency"] * 1000,
+            "timestamp": d["time"],
+        }
+        for i, d in enumerate(episode["dispatches"] or ())
+    ]
 
 
 def messages_of(chat: Iterable[Mapping[str, Any]]) -> list[Row]:

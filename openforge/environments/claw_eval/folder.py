@@ -172,11 +172,8 @@ def _setup(path: Path, keys: Keys) -> tuple[Setup, list[Path]]:
         for where, place in found:
             if not place.exists():
                 raise FolderError(f"{where}: {place} does not exist")
-            home = path if place.resolve().is_relative_to(path.resolve()) else root
             if where.endswith(".command"):
-                # Its neighbours too: what a program imports stands beside it.
-                inside = place.resolve().relative_to(home.resolve()) if _in(place, home) else place
-                shown.append(home / inside.parts[0] if len(inside.parts) > 1 else place)
+                shown.append(task_yaml.program_folder(place, path if _in(place, path) else root))
             else:
                 shown.append(place)
                 data.append(place)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from openforge.environments.claw_eval import grader_source, graders
-from openforge.environments.claw_eval.checkout import GRADER_SECONDS, JUDGED_SECONDS, SOFTWARE, SPLIT
+from openforge.environments.claw_eval.checkout import GRADER_SECONDS, SOFTWARE, SPLIT
 from openforge.environments.claw_eval.folder import make_verifier
 from openforge.environments.claw_eval.keys import FolderError, Keys, Unsupported, digest_of, file_row, once, safe_path
 from openforge.environments.claw_eval.setup import KEY, Setup
@@ -90,7 +90,7 @@ def _row(path: Path, source: str) -> dict[str, Any]:
             {**rest, "sections": told, KEY: setup.payload()}, ensure_ascii=False, sort_keys=True, default=str
         ),
         "files": _files(path, keys, task_id),
-        "verifier": _verifier(kind, _weights(keys), prompt, sections, code),
+        "verifier": _verifier(kind, _weights(keys), sections, code),
         "task_limits": {"turns": None, "tokens": None, "seconds": keys.seconds("timeout_seconds", DEFAULT_SECONDS)},
         "tags": [keys.text("category", "qwenclaw")],
         "source": source,
@@ -180,20 +180,15 @@ def _source(path: Path, task_id: str, name: str, where: str) -> dict[str, Any]:
     raise FolderError(f"{where}: {root / 'assets' / name} does not exist")
 
 
-def _verifier(
-    kind: str, weights: dict[str, float], prompt: str, sections: dict[str, str], code: str | None
-) -> dict[str, Any]:
-    files = [graders.program("qwenclaw.py"), graders.program("judge.py")]
+def _verifier(kind: str, weights: dict[str, float], sections: dict[str, str], code: str | None) -> dict[str, Any]:
+    files = [graders.program("qwenclaw.py")]
     if code is not None:
         files.append({"path": "checks.py", "content": code.encode(), "mode": 0o644})
     if kind != "automated":
-        told = {
-            "prompt": prompt,
-            "expected": sections.get("Expected Behavior", ""),
-            "rubric": sections["LLM Judge Rubric"],
-        }
-        content = json.dumps(told, ensure_ascii=False).encode()
-        files.append({"path": "task.json", "content": content, "mode": 0o644})
+        rubric = sections["LLM Judge Rubric"]
+        if expected := sections.get("Expected Behavior"):
+            rubric = f"{rubric}\n\nWhat is expected of the agent:\n{expected}"
+        files.append({"path": "rubric.md", "content": rubric.encode(), "mode": 0o644})
     numbers = [f"{weights[name]:g}" for name in WEIGHTS]
     command = ["{python}", "-I", "qwenclaw.py", "{evidence}", "{workspace}", kind, *numbers]
-    return make_verifier("qwenclaw", command, files, JUDGED_SECONDS if kind != "automated" else GRADER_SECONDS)
+    return make_verifier("qwenclaw", command, files, GRADER_SECONDS)

@@ -63,6 +63,8 @@ class Services:
         except ExceptionGroup as e:
             raise e.exceptions[0] from None
         for service in self._services:
+            # One that came too late for its port may only now have noticed: another answered in its place.
+            await self._is_alive(service, "before it was ready")
             if service.reset_endpoint is not None:
                 await self._reset(service, service.reset_endpoint)
 

@@ -15,8 +15,8 @@ from openforge.environments.claw_eval.setup import Service, Snapshot, Tool, Tree
 
 # Limits that the format sets where task.yaml is silent; an explicit null sets none.
 DEFAULT_TURNS, DEFAULT_SECONDS, DEFAULT_SNAPSHOT_SECONDS, DEFAULT_ROUNDS = 20, 300.0, 10.0, 3
-# The format's 10 s are for an idle machine, on which a service takes up to 3; one that is busy with other episodes
-# takes longer, and a service that fails ends at once and is not waited for.
+# The published tasks' 10 s are for an idle machine, on which a service takes up to 3; one that is busy with other
+# episodes takes longer, and a service that fails ends at once and is not waited for.
 READY_SECONDS = 60.0
 _SERVICE = (
     *("name", "command", "port", "health_check", "health_check_method", "ready_timeout", "reset_endpoint"),
@@ -63,7 +63,7 @@ def services(keys: Keys, strict: bool) -> tuple[Service, ...]:
             port=port,
             health_check=_url(given, "health_check", {port}),
             health_check_method=method,
-            ready_timeout=max(given.seconds("ready_timeout", None) or 0.0, READY_SECONDS),
+            ready_timeout=_ready(given, strict),
             reset_endpoint=None if reset is None else _url(given, "reset_endpoint", {port}),
             env=_env(given, port),
         )
@@ -151,6 +151,7 @@ def agent_files(folder: Path, keys: Keys, hidden: Sequence[Path]) -> list[dict[s
         key = "environment.fixtures"
         names = [n for n in keys.inside("environment").strings("fixtures", []) if not _below(folder / n, hidden)]
     where = f"{keys.file}: {key}"
+    names = [n for name in names for n in _expanded(folder, name)]
     files = once([file_row(folder, folder, n, where) for n in names], where)
     where = f"{keys.file}: prompt.attachments"
     attached = once([file_row(folder, folder, n, where) for n in prompt.strings("attachments", [])], where)
@@ -171,6 +172,15 @@ def service_paths(all_services: Sequence[Service], keys: Keys, cwd: Path) -> dic
                 paths.append((f"{where}.env.{name}", cwd / value))
         found[service.name] = paths
     return found
+
+
+def program_folder(program: Path, base: Path) -> Path:
+    """What is shown for a program of a service: the folder right below `base` that it stands in, for what it imports
+    stands there too; the program alone where it lies in `base` itself, or outside."""
+    found, top = program.resolve(), base.resolve()
+    if not found.is_relative_to(top) or found.parent == top:
+        return program
+    return base / found.relative_to(top).parts[0]
 
 
 def tree(root: Path, paths: Sequence[Path]) -> tuple[Tree, ...]:
@@ -196,6 +206,13 @@ def tree_cwd(root: Path, cwd: Path) -> str:
     return str(PurePosixPath(TREE) / inside)
 
 
+def _expanded(folder: Path, name: str) -> list[str]:
+    """The name, or those of all files below it where it is a folder."""
+    if name.startswith("/") or not (folder / name).is_dir():
+        return [name]
+    return [str(p.relative_to(folder)) for p in sorted((folder / name).rglob("*")) if p.is_file()]
+
+
 def _below(path: Path, folders: Sequence[Path]) -> bool:
     resolved = path.resolve()
     return any(resolved.is_relative_to(f.resolve()) for f in folders)
@@ -213,6 +230,11 @@ def _env(given: Keys, port: int) -> dict[str, str]:
         key, other = f"{given.prefix}env.PORT", f"{given.prefix}port"
         raise FolderError(f"{given.file}: key {key!r} is {env['PORT']!r}, but {other!r} is {port}")
     return env
+
+
+def _ready(given: Keys, strict: bool) -> float:
+    seconds = given.seconds("ready_timeout", None) or READY_SECONDS
+    return seconds if strict else max(seconds, READY_SECONDS)
 
 
 def _words(service: Service, given: Keys) -> None:

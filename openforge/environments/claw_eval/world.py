@@ -14,6 +14,7 @@ from openforge.environments.claw_eval.services import Services
 from openforge.environments.claw_eval.setup import Setup, Tool, Tree
 from openforge.harnesses.base import COMMANDS, Harness, base_python, python_binds, upload_all
 from openforge.sandboxes.protocol import Bind, Sandbox, SandboxError
+from openforge.sandboxes.waiting import when_free
 
 _COMMAND = Path(__file__).with_name("tool_command.py")
 
@@ -26,8 +27,8 @@ class World:
         note: what the instruction must say of the tools, for a harness that gets a command; else empty.
     """
 
-    def __init__(self, sandbox: Sandbox, setup: Setup, root: Path) -> None:
-        self._sandbox, self._setup, self._root = sandbox, setup, root
+    def __init__(self, sandbox: Sandbox, setup: Setup, harness: Harness) -> None:
+        self._sandbox, self._setup, self.harness = sandbox, setup, harness
         self._services: Services | None = None
         self._gateway: gateway.Gateway | None = None
         self.mcp_url: str | None = None
@@ -38,7 +39,7 @@ class World:
         """Every call of a tool so far (`evidence.DISPATCH`)."""
         return [] if self._gateway is None else self._gateway.dispatches
 
-    async def open(self, harness: Harness) -> None:
+    async def open(self) -> None:
         """Start the services and open the way to them.
 
         Raises:
@@ -46,14 +47,13 @@ class World:
         """
         setup = self._setup
         if setup.services:
-            companion = await self._sandbox.companion(network="none", binds=await self.binds())
-            self._services = Services(companion, setup.services, setup.cwd, self._python())
+            self._services = Services(await self.companion(), setup.services, setup.cwd, self._python())
             await self._services.start()
         if setup.tools:
             assert self._services is not None, "an importer lets no tool pass without a service"
             self._gateway = gateway.Gateway(setup.tools, self._services)
             url = await self._sandbox.route(self._gateway, gateway.PORT)
-            if harness.tools == "mcp":
+            if self.harness.tools == "mcp":
                 self.mcp_url = f"{url}/mcp"
             else:
                 await self._place_command(url)
@@ -66,8 +66,9 @@ class World:
         ]
         await upload_all(self._sandbox, files)
 
-    async def binds(self) -> list[Bind]:
-        """What a companion shows: the task's folders of its source, and the Python of services and grader.
+    async def companion(self) -> Sandbox:
+        """A sandbox out of the agent's reach that shows the task's folders of its source, and the Python of services
+        and grader.
 
         Raises:
             SandboxError: a folder is not what the task was imported with.
@@ -76,12 +77,15 @@ class World:
         for tree in self._setup.tree:
             if (problem := await asyncio.to_thread(_changed, tree)) is not None:
                 raise SandboxError(problem)
-        binds = [tree.bind() for tree in self._setup.tree]
+        binds = [*(tree.bind() for tree in self._setup.tree), *self._python_binds()]
+        return await when_free(lambda: self._sandbox.companion(network="none", binds=binds))
+
+    def _python_binds(self) -> list[Bind]:
         if self._setup.software is None:
-            return [*binds, *python_binds()]
-        software.python_of(self._setup.software, self._root)
-        folder = software.folder(self._setup.software, self._root)
-        return [*binds, Bind(folder.resolve(), str(folder)), *python_binds(base_python(folder))]
+            return python_binds()
+        software.python_of(self._setup.software, self.harness.root)
+        folder = software.folder(self._setup.software, self.harness.root)
+        return [Bind(folder.resolve(), str(folder)), *python_binds(base_python(folder))]
 
     @property
     def python(self) -> str:
@@ -93,7 +97,7 @@ class World:
         """The folder with the Python of services and grader, where it is not the sandbox's own."""
         if self._setup.software is None:
             return None
-        return str(software.folder(self._setup.software, self._root) / "bin")
+        return str(software.folder(self._setup.software, self.harness.root) / "bin")
 
     async def shut(self) -> Mapping[str, Any]:
         """End the way to the services, then the services; the audit of each by its name. For when the agent is dead.

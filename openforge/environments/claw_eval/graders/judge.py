@@ -35,7 +35,7 @@ class Judgement:
 
 
 class Judge:
-    """Asks the endpoint named by OPENFORGE_JUDGE_URL, _MODEL and _KEY; keeps what was asked and answered."""
+    """Asks the endpoint named by OPENFORGE_JUDGE_URL (with its /v1), _MODEL and _KEY; keeps what was answered."""
 
     def __init__(self, url: str, model: str, key: str) -> None:
         self.url, self.model_id, self._key = url.rstrip("/"), model, key
@@ -105,7 +105,7 @@ class Judge:
 
     def _post(self, body: dict[str, Any]) -> str:
         request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions",
+            f"{self.url}/chat/completions",
             json.dumps(body).encode(),
             {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"},
         )

@@ -2,11 +2,12 @@
 
     qwenclaw.py EVIDENCE WORKSPACE TYPE AUTOMATED LLM_JUDGE
 
-checks.py beside it holds the task's grade(transcript, workspace_path), task.json its texts; TYPE is automated,
-llm_judge or hybrid, the numbers are the weights of the two parts. Exit codes as claweval.py's.
+checks.py beside it holds the task's grade(transcript, workspace_path), rubric.md its rubric; TYPE is automated,
+llm_judge or hybrid, the numbers are the weights of the two parts. Exit codes: 0 with a verdict; 1 for checks that raise
+or give a score outside of 0..1, with the reason on standard error.
 
-score = mean of the checks (automated), the judge's (llm_judge), or their weighted mean (hybrid), where the judge's part
-counts 0 if the checks' is below 0.75; passed from 0.75 on.
+score = mean of the checks. Where the rubric has a part, the line leaves it to the stage score: all of it (llm_judge),
+or its weight (hybrid), where it counts 0 if the checks' mean is below 0.75. Passed from 0.75 on.
 """
 
 from __future__ import annotations
@@ -20,13 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-import judge as judges  # type: ignore[import-not-found]
-
-JUDGE_FAILED = 75
 PASS = 0.75
-RESULT_CHARS = 2000  # of a tool's result that the judge is shown
 
 
 class GraderError(Exception):
@@ -34,18 +29,13 @@ class GraderError(Exception):
 
 
 def main(argv: list[str]) -> int:
+    sys.dont_write_bytecode = True
     evidence, workspace, kind = Path(argv[0]), argv[1], argv[2]
     weights = {"automated": float(argv[3]), "llm_judge": float(argv[4])}
-    judge = judges.of_environment()
-    if judge is None and kind != "automated":
-        print("the task's rubric asks a judge, and none is configured", file=sys.stderr)
-        return JUDGE_FAILED
     try:
+        # Checks may print: their words must not be taken for the verdict.
         with contextlib.redirect_stdout(sys.stderr):
-            line = grade(evidence, workspace, kind, weights, judge)
-    except judges.JudgeFailed as e:
-        print(e, file=sys.stderr)
-        return JUDGE_FAILED
+            line = grade(evidence, workspace, kind, weights)
     except GraderError as e:
         print(e, file=sys.stderr)
         return 1
@@ -57,24 +47,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def grade(evidence: Path, workspace: str, kind: str, weights: dict[str, float], judge: Any) -> dict[str, Any]:
+def grade(evidence: Path, workspace: str, kind: str, weights: dict[str, float]) -> dict[str, Any]:
     """The verdict."""
-    messages = json.loads((evidence / "messages.json").read_text(encoding="utf-8"))
-    parts: dict[str, float] = {}
-    told: dict[str, Any] = {}
+    line: dict[str, Any] = {"score": 0.0, "passed": False}
     if kind != "llm_judge":
+        messages = json.loads((evidence / "messages.json").read_text(encoding="utf-8"))
         checks = run_checks(transcript(messages), workspace)
-        told["checks"] = checks
-        parts["automated"] = sum(checks.values()) / len(checks)
+        score = round(sum(checks.values()) / len(checks), 6)
+        line |= {"score": score, "passed": score >= PASS, "checks": checks}
     if kind != "automated":
-        if parts.get("automated", 1.0) < PASS:
-            parts["llm_judge"] = 0.0  # the judge is not asked: its answer counts nothing
-        else:
-            parts["llm_judge"] = ask(judge, messages)
-    mean = sum(weights[k] * v for k, v in parts.items()) / sum(weights.values())
-    score = round(mean if kind == "hybrid" else parts[kind], 6)
-    calls = judge.get_call_log() if judge is not None else []
-    return {"score": score, "passed": score >= PASS, **parts, **told, "judge_calls": calls}
+        share = 1.0 if kind == "llm_judge" else weights["llm_judge"] / sum(weights.values())
+        rubric = Path(os.path.abspath(__file__)).with_name("rubric.md").read_text(encoding="utf-8")
+        gate = 0.0 if kind == "llm_judge" else PASS
+        line["judge"] = {"rubric": rubric, "weight": share, "gate": gate, "threshold": PASS}
+    return line
 
 
 def run_checks(events: list[dict[str, Any]], workspace: str) -> dict[str, float]:
@@ -92,22 +78,6 @@ def run_checks(events: list[dict[str, Any]], workspace: str) -> dict[str, float]
             raise GraderError(f"grade() gave {name!r} {value!r}; it must be a number from 0 to 1")
         out[str(name)] = float(value)
     return out
-
-
-def ask(judge: Any, messages: list[dict[str, Any]]) -> float:
-    """The judge's score of the conversation by the task's rubric."""
-    task = json.loads(Path(os.path.abspath(__file__)).with_name("task.json").read_text(encoding="utf-8"))
-    lines = []
-    for event in transcript(messages):
-        message = event["message"]
-        for item in message["content"]:
-            if item["type"] == "toolCall":
-                lines.append(f"[call] {item['name']} {json.dumps(item['arguments'], ensure_ascii=False)}")
-            else:
-                lines.append(f"[{message['role']}] {item['text'][:RESULT_CHARS]}")
-    expected = f"Expected behavior:\n{task['expected']}"
-    found = judge.evaluate(f"{task['prompt']}\n\n{expected}", "\n".join(lines), "", task["rubric"])
-    return float(found.score)
 
 
 def transcript(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
