@@ -21,8 +21,8 @@ DECLARING = (
     "config_docs.py",
     "config_reading.py",
     "config_training.py",
-    "config_sandbox.py",
     "config_judge.py",
+    "config_sandbox.py",
 )
 SOURCE = "\n".join(
     p.read_text()
