@@ -61,6 +61,8 @@ def row(
         "environment": "claw_eval",
         "split": "train",
         "instruction": agent,
+        "payload": "{}",
+        "judge": None,
         "files": [],
         "verifier": make_verifier("v", ["python3", "-I", "verify.py"], files, verifier_seconds),
         "tags": ["kind"],
