@@ -39,6 +39,9 @@ def stubbed(root: Path) -> None:
     for part in ("Snakefile", "rules", "config", "profiles", "envs"):
         src = ROOT / part
         (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
+    # Of these, configurations name files.
+    for part in ("openforge", "suites"):
+        (root / part).symlink_to(ROOT / part)
     (root / "scripts").mkdir()
     for script in (ROOT / "scripts").glob("*.py"):
         (root / "scripts" / script.name).write_text(STUB)
