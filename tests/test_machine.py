@@ -17,9 +17,11 @@ import pytest
 
 from openforge import machine, tables
 from openforge.config import Server
+from openforge.config_sandbox import Sandbox
 from openforge.policy.keeper import check_memory
 from openforge.policy.server import ServerError
-from openforge.rollout import shard
+from openforge.rollout import backends, shard
+from openforge.sandboxes import SandboxError
 from openforge.train import launch
 from openforge.train.job import Job, TrainError
 
@@ -116,15 +118,15 @@ exit 1
         ),
     ],
 )
-def test_a_shard_refuses_before_a_server_starts_where_no_sandbox_can_be(
+async def test_a_shard_refuses_before_a_server_starts_where_no_sandbox_can_be(
     bwrap: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if bwrap is not None:
         (tmp_path / "bwrap").write_text(bwrap)
         (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere" if bwrap is None else f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(shard.MachineError, match=sentence):
-        shard.check_machine(Server())
+    with pytest.raises(SandboxError, match=sentence):
+        await backends.check("local", Sandbox(), "run", 1.0)
 
 
 def test_too_little_memory_for_a_server_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -91,12 +91,12 @@ def write(root: str, parts: list[str], mode: int, size: int, read: Callable[[int
         _remove(beside, parent)
         try:
             _fill(beside, parent, mode, size, read)
-        except BaseException:  # what is half written would keep a full disk full
+            if _is_folder(parts[-1], parent):
+                _remove(parts[-1], parent)
+            os.rename(beside, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:  # half written it would keep a full disk full; whole, its name may be too long
             _remove(beside, parent)
             raise
-        if _is_folder(parts[-1], parent):
-            _remove(parts[-1], parent)
-        os.rename(beside, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
     finally:
         os.close(parent)
 

@@ -138,21 +138,26 @@ class Spawner:
         self._control = ours
         return ours
 
-    def _hand_over(self, fds: Sequence[int]) -> socket.socket:
-        """Have a child forked that holds `fds`; returns our end of its request socket."""
+    def _hand_over(self, fds: Sequence[int], holder: int | None = None) -> socket.socket:
+        """Have a child hold `fds`; returns our end of its request socket."""
         control = self._control or self._start()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(control, [b"+"], [theirs.fileno(), *fds])
+                said = b"+" if holder is None else b"+%d" % holder
+                socket.send_fds(control, [said], [theirs.fileno(), *fds])
             except OSError:
                 ours.close()
                 raise SandboxLost("the process that keeps this run's sandboxes died, and they with it") from None
         return ours
 
-    async def request(self, fds: Sequence[int] = ()) -> Request:
-        """Begin a request whose child holds `fds` (which the caller closes)."""
-        return Request(*await asyncio.open_unix_connection(sock=self._hand_over(fds), limit=1 << 24))
+    async def request(self, fds: Sequence[int] = (), holder: int | None = None) -> Request:
+        """Begin a request whose child holds `fds` (which the caller closes).
+
+        Args:
+            holder: of a job, the first process of its sandbox.
+        """
+        return Request(*await asyncio.open_unix_connection(sock=self._hand_over(fds, holder), limit=1 << 24))
 
     async def call(self, request: dict[str, Any], payloads: Iterable[bytes] = ()) -> tuple[dict[str, Any], bytes]:
         """A request that needs no descriptors and no hang-up.

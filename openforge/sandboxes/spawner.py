@@ -6,10 +6,12 @@ control socket closes, which the kernel does when the owner dies, however it die
 owners instead, and ends when none has been there for a while: sandboxes and jobs outlive a server that is killed.
 
 A message on the control socket (its standard input) is one byte with descriptors: first the request's own socket,
-then what the operation needs. The forked child ("outer") reads the request from there: a line of JSON, then its
-payload. It joins the sandbox and forks the child that works inside ("inner"), which answers with a line of JSON and
-a payload. The outer child stays outside, where the agent cannot reach it: it reaps the inner one and ends it when the
-requester hangs up. A socket that closes without an answer means that the inner child was killed.
+then what the operation needs. A job's message to a keeper goes on with the sandbox's holder pid, and the keeper hands
+it to a child that has run a job there before (`job.Worker`), where one is free. The forked child ("outer") reads the
+request from there: a line of JSON, then its payload. It joins the sandbox and forks the child that works inside
+("inner"), which answers with a line of JSON and a payload. The outer child stays outside, where the agent cannot reach
+it: it reaps the inner one and ends it when the requester hangs up. A socket that closes without an answer means that
+the inner child was killed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING or __package__:
     from openforge.sandboxes import files, job, join, layer, terminal
+    from openforge.sandboxes.workers import Workers
 else:  # started by path with -I -S, without the package and its dependencies
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     sys.modules["spawner"] = sys.modules[__name__]  # this module, and no second one of it
@@ -38,6 +41,7 @@ else:  # started by path with -I -S, without the package and its dependencies
     import join
     import layer
     import terminal
+    from workers import Workers
 
 Request = dict[str, Any]
 KILL_SECONDS = 5.0  # a killed process that is not dead by then is stuck in the kernel
@@ -108,23 +112,34 @@ def keep(listener: socket.socket, grace: float) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     owners: dict[int, socket.socket] = {}
-    while ready := poll.poll(None if owners else grace * 1000):
-        for fd, _ in ready:
+    workers = Workers(poll)
+    deadline: float | None = time.monotonic() + grace
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = [fd for fd, _ in poll.poll(left)]
+        # Workers first: one says that it is free before its job's owner can ask for the next.
+        for fd in filter(workers.owns, ready):
+            workers.heard(fd)
+        for fd in ready:
             if fd == listener.fileno():
                 owner, _ = listener.accept()
                 with contextlib.suppress(OSError):  # it is gone already: the next poll says so
                     owner.send(str(os.getpid()).encode())
                 owners[owner.fileno()] = owner
                 poll.register(owner, select.POLLIN)
-                continue
-            more = served(owners[fd], self_fd, [listener, *owners.values()])
-            if not more:
-                poll.unregister(fd)
-                owners.pop(fd).close()
-            if more is None:
-                kill_children(END_SECONDS)
-                return
-    kill_children(END_SECONDS)
+            elif fd in owners:
+                more = served(owners[fd], self_fd, [listener, *owners.values()], workers)
+                if not more:
+                    poll.unregister(fd)
+                    owners.pop(fd).close()
+                if more is None:
+                    return kill_children(END_SECONDS)
+        if owners:
+            deadline = None
+        elif deadline is None:
+            deadline = time.monotonic() + grace
+        elif time.monotonic() >= deadline:
+            return kill_children(END_SECONDS)
 
 
 def prepared() -> tuple[int, int]:
@@ -145,23 +160,31 @@ def prepared() -> tuple[int, int]:
     return os.open("/dev/null", os.O_RDONLY), os.pidfd_open(os.getpid())
 
 
-def served(control: socket.socket, self_fd: int, sockets: list[socket.socket]) -> bool | None:
-    """Fork a child for the next message of an owner, who may hold `sockets`; False: it is gone; None: it says END."""
+def served(
+    control: socket.socket, self_fd: int, sockets: list[socket.socket], workers: Workers | None = None
+) -> bool | None:
+    """Have a child take the next message of an owner, who may hold `sockets`; False: it is gone; None: it says END."""
     try:
-        data, fds, _, _ = socket.recv_fds(control, 16, 8, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(control, 32, 8, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return False
     if not data or data == END:
         return None if data else False
-    if os.fork() == 0:
-        try:
-            join.die_with(self_fd)
-            os.close(self_fd)
-            for sock in sockets:
-                sock.close()
-            outer(Channel(fds[0]), fds[1:])
-        finally:
-            os._exit(1)
+    holder = data[1:].decode()
+    if workers is None or not holder or not workers.hand_over(holder, fds):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if workers and holder else (None, None)
+        if os.fork() == 0:
+            try:
+                join.die_with(self_fd)
+                os.close(self_fd)
+                for sock in (*sockets, *(workers.sockets() if workers else ()), *([ours] if ours else ())):
+                    sock.close()
+                outer(Channel(fds[0]), fds[1:], theirs)
+            finally:
+                os._exit(1)
+        if workers is not None and ours is not None and theirs is not None:
+            theirs.close()
+            workers.add(ours, holder)
     for fd in fds:
         os.close(fd)
     return True
@@ -182,8 +205,8 @@ def _reap_own(spawner: int, number: int, frame: object) -> None:
         reap()
 
 
-def outer(channel: Channel, fds: list[int]) -> NoReturn:
-    """The child outside: read the request and carry it out."""
+def outer(channel: Channel, fds: list[int], keeper: socket.socket | None = None) -> NoReturn:
+    """The child outside: read the request and carry it out; one that runs jobs says to `keeper` when it is free."""
     request = channel.request()
     try:
         if request["op"] == "bwrap":
@@ -193,7 +216,7 @@ def outer(channel: Channel, fds: list[int]) -> NoReturn:
             sock = socket.socket(fileno=channel.fd)
             join.send_or_fail(sock, lambda: open_socket(request["holder"], request["port"], sock))
         if request["op"] == "job":
-            job.run(channel, request, fds)
+            job.run(channel, request, fds, keeper)
         watch(channel, request, fds)
     except join.JoinError as e:
         channel.answer({"error": e.strerror or str(e), "errno": e.errno, "lost": True})
@@ -245,7 +268,7 @@ def inner(channel: Channel, request: Request, fds: list[int], groups: list[int])
     """The child inside: one operation."""
     where = request.get("path", "a file")
     try:
-        if request["op"] in ("exec", "job"):
+        if request["op"] == "exec":
             channel.answer(execute(channel, request, fds, groups))
         elif request["op"] == "terminal":
             terminal.run(channel, request, groups)
@@ -273,7 +296,10 @@ def inner(channel: Channel, request: Request, fds: list[int], groups: list[int])
 
 
 def execute(channel: Channel, request: Request, fds: list[int], groups: list[int]) -> Request:
-    """Run a command with `fds` as its standard streams; wait for it, its time limit, or a hang-up."""
+    """Run a command with `fds` as its standard streams; wait for it, its time limit, or a hang-up.
+
+    Closes `fds` and `groups`.
+    """
     join.adopt_orphans()
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
@@ -283,17 +309,27 @@ def execute(channel: Channel, request: Request, fds: list[int], groups: list[int
     pid = os.fork()
     if pid == 0:
         command(request, fds, groups, self_fd)
-    for fd in (*fds, *groups):
+    for fd in (*fds, *groups, self_fd):
         os.close(fd)
+    try:
+        return _ended(channel, request, pid, wake_r)
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(wake_r)
+        os.close(wake_w)
+
+
+def _ended(channel: Channel, request: Request, pid: int, wake: int) -> Request:
+    """How the command ended; `wake` can be read once a child has."""
     poll = select.poll()
-    poll.register(wake_r, select.POLLIN)
+    poll.register(wake, select.POLLIN)
     poll.register(channel.fd, select.POLLRDHUP)
     deadline = None if request["timeout"] is None else time.monotonic() + request["timeout"]
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = [fd for fd, _ in poll.poll(left)]
         with contextlib.suppress(BlockingIOError):
-            os.read(wake_r, 4096)
+            os.read(wake, 4096)
         status = reap(pid)
         if status is not None:
             return {"exit": os.waitstatus_to_exitcode(status), "timed_out": False}

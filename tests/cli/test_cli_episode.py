@@ -30,7 +30,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-NAMES = "mini_swe_agent, pi, codex, claude_code, openclaw, opencode, qwen_code, zeroclaw"
+NAMES = "mini_swe_agent, pi, codex, claude_code, openclaw, opencode, qwen_code, zeroclaw, scripted"
 GOOD = ("--task", "good", "--harness", "mini_swe_agent", "--model", "tiny-random")
 
 

@@ -111,7 +111,7 @@ async def test_an_endpoint_is_evaluated_on_a_table_of_ones_own(tmp_path: Path, s
     episodes = shard.book.finished(shard.partial)
     calls, _ = evidence(episodes, shard.partial)
     episodes, calls = tables.EPISODES.arrow(episodes).to_pylist(), tables.CALLS.arrow(calls).to_pylist()
-    result = evaluate(episodes, score.score_all(episodes), table)
+    result = evaluate(episodes, score.Scorer().score_all(episodes, [], []), table)
     assert (result["p"], result["n"], result["missing"]) == (0.5, 2, 0)
     assert result["policy"] == f"{stub.url}#gpt-x" and result["policy_versions"] == [f"none@{stub.url}"]
     assert {(c["trainable"], c["reason"]) for c in calls} == {(False, "no_token_ids")} and len(calls) == 2

@@ -59,7 +59,7 @@ async def test_a_missed_quorum_runs_the_failed_rollouts_again_and_no_other(
     assert ends(file) == [("a", 0, "completed", True), *failed]
     episodes = tables.read_rows(file, tables.EPISODES)
     with pytest.raises(score.QuorumError):
-        score.check_quorum(episodes, score.score_all(episodes), 0.75)
+        score.check_quorum(episodes, score.Scorer().score_all(episodes, [], []), 0.75)
     assert reopen.reopen(tmp_path, [file]) == 1
     assert not list(tmp_path.glob("*/purpose=*/**/*.parquet"))
     # The same command: the verifier's cause is mended, b gets further attempts, a is left alone.

@@ -10,7 +10,7 @@ import pytest
 from served import Served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server for tests that leave it as it was."""
     share = tmp_path_factory.mktemp("share")

@@ -111,6 +111,13 @@ def test_bodies_that_make_no_sense(served: Served, sandbox: str) -> None:
     assert served.exec(sandbox, "ls")["stdout"] == ""
 
 
+def test_a_name_that_is_too_long_leaves_nothing(served: Served, sandbox: str) -> None:
+    answer = raw(served, sandbox, "/workspace/sub/" + "n" * 256, b"x")
+    assert answer.status_code == 400
+    assert "File name too long" in answer.json()["detail"]
+    assert served.exec(sandbox, "ls -A sub")["stdout"] == ""
+
+
 def test_a_full_disk_is_told(served: Served, sandbox: str) -> None:
     full = served.create(limits={"tmp_bytes": 1 << 20})["sandbox_id"]
     for size in (2 << 20, 30 << 20):  # the answer comes while most of the body is still on its way

@@ -40,6 +40,7 @@ def test_ids_that_are_no_labels(served: Served, name: str) -> None:
         ({"limits": {"open_file": 1}}, 422, ["open_file", "open_files"]),
         ({"companion_of": "nobody"}, 404, ["nobody"]),
         ({"labels": {"a": 1}}, 422, ["labels"]),
+        ({"labels": {"a=b": "1"}}, 422, ["labels", "a=b"]),
     ],
 )
 def test_what_a_create_may_not_ask_for(served: Served, fields: Any, status: int, words: list[str]) -> None:
@@ -64,6 +65,7 @@ def test_bodies_that_are_no_json(served: Served, sandbox: str) -> None:
         ({"command": "true", "env": {"A": 1}}, ["env"]),
         ({"command": "true", "timeout_seconds": 0}, ["timeout_seconds"]),
         ({"command": "true", "timeout_seconds": "soon"}, ["timeout_seconds"]),
+        ({"command": "true", "timeout_seconds": 1e18}, ["timeout_seconds", "less than or equal to 1000000"]),
         ({"command": "true", "stdin": "*"}, ["stdin", "base64"]),
         ({"command": "true", "job_id": "a/b"}, ["job_id", "a/b"]),
         ({"command": "true", "job_id": "../../x"}, ["job_id"]),
@@ -87,6 +89,19 @@ def test_an_id_twice_and_a_key_twice(served: Served) -> None:
         served.api.delete(f"/sandboxes/{sandbox}")
     assert served.api.post("/sandboxes", json=asked).status_code == 200, "a deleted id is free"
     served.api.delete("/sandboxes/twice")
+
+
+def test_an_empty_key_names_nothing(served: Served, sandbox: str) -> None:
+    empty = {"Idempotency-Key": ""}
+    refused(served.api.post("/sandboxes", json={}, headers=empty), 422, "Idempotency-Key", "empty")
+    refused(served.api.post(f"/sandboxes/{sandbox}/exec", json={"command": "true"}, headers=empty), 422, "empty")
+    # What comes without a key afterwards is not held against it.
+    assert served.exec(sandbox, "echo other")["stdout"] == "other\n"
+    served.api.delete(f"/sandboxes/{served.create(labels={'other': '1'})['sandbox_id']}")
+
+
+def test_a_status_that_is_none(served: Served) -> None:
+    refused(served.api.get("/sandboxes", params={"status": "alive"}), 422, "'alive'", "pending, ready, failed")
 
 
 def test_quotas(own: Any) -> None:

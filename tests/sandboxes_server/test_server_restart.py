@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from typing import Any
 
 import pytest
 from served import Served, ends
+
+from openforge import cli
 
 
 def keeper(server: Served) -> int:
@@ -54,6 +57,19 @@ def test_jobs_outlive_a_killed_server_and_run_once(own: Any) -> None:
         assert (told["stdout"], told["stderr"], told["exit_code"]) == (f"out-{i}\n", f"err-{i}\n", i)
     for n, sandbox in enumerate(sandboxes):
         assert server.exec(sandbox, "cat log")["stdout"].split() == [f"begun-{n + 3 * k}" for k in range(3)]
+
+
+def test_a_start_on_a_port_in_use_costs_no_sandbox(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server: Served = own()
+    server.create(sandbox_id="kept")
+    server.exec("kept", "echo here > file")
+    server.kill()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert cli.main(["sandboxes", "serve", "--state", str(server.state), "--no-key", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+    server.start()
+    assert server.exec("kept", "cat file")["stdout"] == "here\n"
 
 
 def test_a_job_that_ends_while_no_server_is_there(own: Any) -> None:

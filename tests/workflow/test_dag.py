@@ -39,7 +39,7 @@ def stubbed(root: Path) -> None:
     for part in ("Snakefile", "rules", "config", "profiles", "envs"):
         src = ROOT / part
         (shutil.copytree if src.is_dir() else shutil.copy)(src, root / part)
-    # Templates and task folders that configurations name.
+    # Of these, configurations name files.
     for part in ("openforge", "suites"):
         (root / part).symlink_to(ROOT / part)
     (root / "scripts").mkdir()

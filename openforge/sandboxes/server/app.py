@@ -107,14 +107,21 @@ class Api:
             response = reply({"detail": e.reason, "code": code}, e.status)
         except (ConnectionError, asyncio.CancelledError):
             raise
+        except OSError as e:
+            if e.errno not in problems.FULL:
+                response = self._failed(request, request_id, e)
+            else:
+                response = said(Problem("disk_full", f"the server's disk is full: {self.host.settings.state}"))
         except Exception as e:
-            _log.exception("request %s failed: %s %s", request_id, request.method, request.path)
-            response = reply(
-                {"error": "Internal server error", "detail": str(e), "request_id": request_id, "code": "internal"}, 500
-            )
+            response = self._failed(request, request_id, e)
         if not response.prepared:
             response.headers["X-Request-ID"] = request_id
         return response
+
+    def _failed(self, request: web.Request, request_id: str, error: Exception) -> web.Response:
+        _log.error("request %s failed: %s %s", request_id, request.method, request.path, exc_info=error)
+        told = {"error": "Internal server error", "detail": str(error), "request_id": request_id, "code": "internal"}
+        return reply(told, 500)
 
     def _refusal(self, request: web.Request) -> Problem | None:
         keys = self.host.settings.keys
@@ -164,7 +171,7 @@ class Api:
     # ---- sandboxes ---------------------------------------------------------------------------------------------
     async def create(self, request: web.Request) -> web.Response:
         body = await bodies.body(request, wire.CreateRequest)
-        hosted = self.host.create(body, request.headers.get(wire.IDEMPOTENCY_HEADER))
+        hosted = self.host.create(body, bodies.key(request))
         if body.wait:
             await hosted.settled.wait()
             if hosted.kept.failure is not None:
@@ -179,6 +186,8 @@ class Api:
                 raise Problem("invalid", f"label {label!r} is not of the form NAME=VALUE")
             wanted[name] = value
         status = request.query.get("status")
+        if status not in (None, *wire.STATUSES):
+            raise Problem("invalid", f"status={status!r} in the query is none of {', '.join(wire.STATUSES)}")
         found = [h.wire() for h in self.host.hosted.values() if wanted.items() <= h.request.labels.items()]
         return reply({"sandboxes": [f for f in found if status in (None, f["status"])]})
 
@@ -232,7 +241,7 @@ class Api:
         hosted = self.host.find(sandbox_id)
         if hosted.settled.is_set():
             hosted.ready()
-        return self.host.jobs.submit(sandbox_id, body, job_id, request.headers.get(wire.IDEMPOTENCY_HEADER))
+        return self.host.jobs.submit(sandbox_id, body, job_id, bodies.key(request))
 
     async def apply_patch(self, request: web.Request) -> web.Response:
         body = await bodies.body(request, wire.PatchRequest)

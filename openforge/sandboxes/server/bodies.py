@@ -44,6 +44,14 @@ def number(request: web.Request, name: str, default: float) -> float:
     return float(given)
 
 
+def key(request: web.Request) -> str | None:
+    """The Idempotency-Key; `Problem` for an empty one, which would make one submission of all that carry it."""
+    given = request.headers.get(wire.IDEMPOTENCY_HEADER)
+    if given == "":
+        raise Problem("invalid", f"the header {wire.IDEMPOTENCY_HEADER} is empty: give a key, or leave it out")
+    return given
+
+
 def encoding(request: web.Request) -> str:
     """How the query wants outputs; `Problem`."""
     wanted = request.query.get("encoding", "utf-8")

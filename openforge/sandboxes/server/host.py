@@ -98,6 +98,9 @@ class Host:
         for target in network.allow or ():
             if not settings.allowed(target, self.settings.allow):
                 raise Problem("forbidden", f"this server lets no sandbox reach {target} (allowed: {self._offered()})")
+        for name in request.labels:
+            if not name or "=" in name:  # the list could not ask for it
+                raise Problem("invalid", f"labels: the name {name!r} is empty or holds =")
         self.settings.image(request.image)
         self._limits(request)
         self._binds(request)

@@ -47,7 +47,11 @@ class Kept:
     def write(self, folder: Path) -> None:
         """Write it beside and rename it; not flushed, for it matters only as long as the machine is up."""
         beside = folder / f"{self.sandbox_id}.tmp"
-        beside.write_text(json.dumps(vars(self)))
+        try:
+            beside.write_text(json.dumps(vars(self)))
+        except OSError:  # a full disk must not leave half a record behind
+            beside.unlink(missing_ok=True)
+            raise
         beside.rename(folder / f"{self.sandbox_id}.json")
 
     @classmethod

@@ -146,7 +146,7 @@ class Jobs:
             async with self._turn(job):
                 sandbox = await self._host.running(job.sandbox_id)
                 fds += [os.dup(self._folder_fd), _input(job.stdin)]
-                child = await self._host.spawner.request(fds)
+                child = await self._host.spawner.request(fds, sandbox.holder_pid)
                 # From here on the keeper holds the lock too: whatever becomes of this process, the job runs once.
                 job.started_at = time.time()
                 self._channels[job.job_id] = child

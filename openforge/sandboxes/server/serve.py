@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from openforge.sandboxes.server.host import Host
 from openforge.sandboxes.server.settings import Settings
 
 _HEADER_BYTES = 1 << 16
+_BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 120.0  # as Orchard's
 
 
@@ -41,7 +43,9 @@ async def serve(settings: Settings, host: str, port: int, ready: Callable[[int],
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with alone(settings.state):
+    with alone(settings.state), contextlib.ExitStack() as open_sockets:
+        # First: a port that is in use must not cost the sandboxes of a server that was killed.
+        sockets = [open_sockets.enter_context(s) for s in await listeners(host, port)]
         sandboxes = Host(settings)
         await sandboxes.recover()
         runner = web.AppRunner(
@@ -53,8 +57,8 @@ async def serve(settings: Settings, host: str, port: int, ready: Callable[[int],
         )
         await runner.setup()
         try:
-            site = web.TCPSite(runner, host, port, backlog=2048)
-            await site.start()
+            for sock in sockets:
+                await web.SockSite(runner, sock, backlog=_BACKLOG).start()
             for hosted in list(sandboxes.hosted.values()):
                 await ways.reopen(sandboxes, hosted)
             ready(runner.addresses[0][1])
@@ -63,6 +67,21 @@ async def serve(settings: Settings, host: str, port: int, ready: Callable[[int],
             # Sandboxes first: whoever waits for one is told, and nothing keeps the connections open.
             await sandboxes.close()
             await runner.cleanup()
+
+
+async def listeners(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound to every address of a host; OSError. With port 0 all have the same."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    made: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((f, a) for f, _, _, _, a in found):
+            made.append(socket.create_server((address[0], port), family=family, backlog=_BACKLOG))
+            port = made[-1].getsockname()[1]
+    except OSError:
+        for sock in made:
+            sock.close()
+        raise
+    return made
 
 
 @contextlib.contextmanager

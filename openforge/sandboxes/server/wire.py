@@ -42,15 +42,18 @@ alone does not make a create repeatable: a second one is 409.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+SandboxStatus = Literal["pending", "ready", "failed", "not_found"]
+STATUSES = get_args(SandboxStatus)
 API = 1
 KEY_HEADER = "X-API-Key"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 SIZE_HEADER = "X-File-Size"
 NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of a sandbox: a DNS label, as Orchard's pods need it
+SECONDS_MOST = 1e6  # of a command: poll(2) holds its time in milliseconds, as an int
 JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 
 CODES = {
@@ -146,7 +149,7 @@ class ExecRequest(_Body):
     """
 
     command: str | Annotated[list[str], Field(min_length=1)]
-    timeout_seconds: float | None = Field(default=300, gt=0, allow_inf_nan=False)
+    timeout_seconds: float | None = Field(default=300, gt=0, le=SECONDS_MOST)
     cwd: str | None = None
     env: dict[str, str] | None = None
     login_shell: bool = False
@@ -161,7 +164,7 @@ class PatchRequest(_Body):
     """POST /sandboxes/{id}/apply_patch."""
 
     patch: str
-    timeout_seconds: float | None = Field(default=30, gt=0, allow_inf_nan=False)
+    timeout_seconds: float | None = Field(default=30, gt=0, le=SECONDS_MOST)
 
 
 class UploadRequest(_Body):
@@ -202,7 +205,7 @@ class Sandbox(BaseModel):
     timeout: float
     created_at: float
     ready: bool
-    status: Literal["pending", "ready", "failed", "not_found"]
+    status: SandboxStatus
     status_message: str | None
     network: NetworkRequest
     labels: dict[str, str]
