@@ -33,7 +33,7 @@ for name in RUNS:
             name if name.startswith("eval_") else f"train_{name}"
         default_target: name == "demo"
         input:
-            run_files(name),
+            target_files(name),
         localrule: True
 
 

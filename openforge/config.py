@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ __all__ = [
     "EvalConfig",
     "KeepCheckpoints",
     "Loaded",
+    "NoSource",
     "RunConfig",
     "Sandbox",
     "describe",
@@ -53,11 +55,16 @@ __all__ = [
     "read_yaml",
     "runs",
     "schema",
+    "suites",
 ]
 
 RUN_NAME = re.compile(r"[a-z0-9_]+")
 # Given with --config like a key, but a command and no part of a configuration.
 FROM_ITERATION = "from_iteration"
+
+
+class NoSource(ConfigError):
+    """The variable that would name the tasks is not set: whatever does not need this run goes on without it."""
 
 
 class Columns(Section):
@@ -86,7 +93,12 @@ class Tasks(Section):
     source: str = Field(
         description="`demo` (the generated demo tasks), `tiny` (the tests' kind), a folder of task folders in "
         "ClawEval's format, a checkout of ClawEval or QwenClawBench (its tasks are of split `test`), a .parquet file, "
-        "or a folder of them as the Hugging Face hub lays them out."
+        "or a folder of them as the Hugging Face hub lays them out; $NAME for what that environment variable holds."
+    )
+    tags: tuple[Text, ...] | None = Field(
+        default=None,
+        description="Only tasks with such a tag, e.g. [data, files-*]; * and ? as in file names. All without it.",
+        strict=False,
     )
     columns: Columns = Field(default_factory=Columns, description="Columns of a table of one's own.")
     verifier: str | None = Field(
@@ -358,6 +370,12 @@ class EvalConfig(_Common):
         description="A model folder, hub id@revision, URL of an endpoint, or RUN@k; without one server.url, else the "
         "config's model.",
     )
+    suites: tuple[Name, ...] = Field(
+        default=(),
+        description="Further suites, names of config/NAME.yaml, that the same target takes and the same --config holds "
+        "for: each whose tasks.source is there. Results and scores stay apart.",
+        strict=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -393,12 +411,40 @@ def load(run: str, root: Path, overrides: Mapping[str, Any] | None = None) -> Lo
         data, label = reading.merge(data, over), f"--config over {label}"
         # Checked together: an override can make a key of the file ineffective.
         reading.check(model, data, "", label)
+    data = _sourced(data, f"config/{run}.yaml")
     try:
         config = model.model_validate(data)
     except ValidationError as e:
         raise ConfigError(reading.sentence(e, label)) from None
     _cross(config, label)
     return Loaded(run, config, reading.origins(config, data, marks))
+
+
+def _sourced(data: dict[str, Any], label: str) -> dict[str, Any]:
+    """The data with the variable of `tasks.source` read.
+
+    Raises:
+        NoSource: it is not set.
+    """
+    tasks = data.get("tasks")
+    if not isinstance(tasks, dict):
+        return data
+    source = tasks.get("source")
+    if not isinstance(source, str) or not source.startswith("$"):
+        return data
+    path = os.environ.get(source[1:], "").strip()
+    if not path:
+        raise NoSource(f"{label}: tasks.source is {source}, and no environment variable {source[1:]} names a folder")
+    return data | {"tasks": tasks | {"source": path}}
+
+
+def suites(run: str, root: Path) -> list[str]:
+    """The further suites of an evaluation's target, as its file has them; none where that is wrong."""
+    try:
+        found = read_yaml(root / "config" / f"{run}.yaml").get("suites") if run.startswith("eval_") else None
+    except ConfigError:
+        return []
+    return [n for n in found if isinstance(n, str)] if isinstance(found, list) else []
 
 
 def from_iteration(overrides: Mapping[str, Any] | None) -> int | None:

@@ -116,7 +116,7 @@ def server_url(url: str, label: str) -> None:
 
 def tasks(tasks: Tasks, label: str) -> None:
     """Refuse what has no effect on the source of tasks."""
-    for key in ("columns", "verifier", "verifier_seconds"):
+    for key in ("tags", "columns", "verifier", "verifier_seconds"):
         if tasks.source in ("demo", "tiny") and key in tasks.model_fields_set:
             raise ConfigError(f"{label}: key 'tasks.{key}' has no effect on the generated tasks {tasks.source!r}")
     if tasks.verifier is None and "verifier_seconds" in tasks.model_fields_set:

@@ -41,6 +41,9 @@ def check(run: str, config: RunConfig | EvalConfig, root: Path) -> None:
     _tasks(label, config.tasks, root)
     _splits(label, config)
     _model(label, "model", config.model, root, needs_template(config))
+    for suite in config.suites if isinstance(config, EvalConfig) else ():
+        if not suite.startswith("eval_") or suite == run or not (root / "config" / f"{suite}.yaml").is_file():
+            raise ConfigError(f"{label}: suites names {suite!r}; it must be another evaluation, config/eval_NAME.yaml")
     if isinstance(config, EvalConfig) and config.policy is not None and "://" not in config.policy:
         _model(label, "policy", config.policy, root, needs_template(config))
     try:

@@ -67,10 +67,12 @@ def run_dir(name):
 
 
 def named_runs():
-    """The runs that the command line names; without any, --config is the default target's, demo."""
-    names = typed.runs(Path(workflow.basedir))
+    """The runs that the command line names, and the further suites of these; without any, --config is demo's."""
+    root = Path(workflow.basedir)
+    names = typed.runs(root)
     named = [n for n in names if targeted(n)]
-    return named or [n for n in names if config and n == "demo"]
+    named += [s for n in named for s in typed.suites(n, root) if s in names]
+    return list(dict.fromkeys(named)) or [n for n in names if config and n == "demo"]
 
 
 def check_variables(name, c):
@@ -131,6 +133,12 @@ def load_runs():
                 # Here, because Snakemake shows an input function's error with its own lines around it.
                 for table in sorted(run_dir(name).glob("rollouts/**/rollouts.parquet")):
                     standing(table)
+        except typed.NoSource as e:
+            if targeted(name):
+                refuse(e)
+            if name in named:
+                print(f"{name} is left out: {e}", file=sys.stderr)
+            runs.pop(name, None)
         except (typed.ConfigError, TableError) as e:
             if name in named:
                 refuse(e)
@@ -157,13 +165,13 @@ def start(works):
 
 def working_on(targets):
     """The runs of a command: those that it names, or the default one."""
-    return named_runs() if targets else [n for n in RUNS if n == "demo"]
+    return [n for n in (named_runs() if targets else ["demo"]) if n in RUNS]
 
 
 def make_anew(works):
     """Move away what from_iteration makes anew, or what a killed command has begun to."""
     k = typed.from_iteration(config)
-    for name in working_on(works) if works is not None else named_runs():
+    for name in working_on(works) if works is not None else working_on(True):
         c, folder = RUNS[name], run_dir(name)
         try:
             if works is not None:

@@ -47,7 +47,7 @@ def evaluations(wildcards):
     for cell, k in points:
         file = f"results/{wildcards.run}/eval/cell={cell}/iteration={k}/eval.json"
         files.append(settled(file))
-        if not Path(file).exists() and targeted(wildcards.run):
+        if not Path(file).exists() and wildcards.run in named_runs():
             check_sampled(c, wildcards.run, k)
     return files
 

@@ -44,3 +44,9 @@ def run_files(run):
     w = Run()
     w.run = run
     return [f"results/{run}/report/index.html", *evaluations(w), *iteration_files(w)]
+
+
+def target_files(run):
+    """What a target asks for: its run, and the further suites of an evaluation whose tasks are there."""
+    suites = [s for s in getattr(RUNS[run], "suites", ()) if s in RUNS]
+    return [f for name in (run, *suites) for f in run_files(name)]

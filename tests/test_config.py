@@ -484,6 +484,24 @@ def test_describe_shows_every_value_with_its_origin(tmp_path):
     assert set(lines) == set(loaded.origins)
 
 
+# ---- a source by its variable ----
+def test_the_variable_of_a_source_is_read(tmp_path, monkeypatch):
+    text = "model: tiny-random\ntasks: {source: $MINE}\n"
+    monkeypatch.setenv("MINE", "/data/mine")
+    assert load(tmp_path, text, "eval_mine").config.tasks.source == "/data/mine"
+    for value in ("", None):
+        monkeypatch.setenv("MINE", "") if value == "" else monkeypatch.delenv("MINE")
+        with pytest.raises(c.NoSource, match=r"tasks\.source is \$MINE, and no environment variable MINE names"):
+            load(tmp_path, text, "eval_mine")
+
+
+@pytest.mark.parametrize(("text", "names"), [("[eval_a]", ["eval_a"]), ("3", []), ("[1]", [])])
+def test_the_further_suites_of_a_file(tmp_path, text, names):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "eval_mine.yaml").write_text(EVAL + f"suites: {text}\n")
+    assert c.suites("eval_mine", tmp_path) == names and c.suites("eval_nosuch", tmp_path) == []
+
+
 # ---- rendered documents ----
 def test_committed_documents_are_as_rendered():
     done = subprocess.run(
@@ -492,7 +510,9 @@ def test_committed_documents_are_as_rendered():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_committed_configuration_loads_and_fits_the_schema():
+def test_every_committed_configuration_loads_and_fits_the_schema(monkeypatch):
+    for name in ("CLAWEVAL", "QWENCLAW"):
+        monkeypatch.setenv(name, "somewhere")
     schema = json.loads((ROOT / "config" / "schema.json").read_text())
     names = c.runs(ROOT)
     assert names

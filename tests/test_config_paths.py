@@ -35,8 +35,22 @@ def run(**over: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", [p.stem for p in (ROOT / "config").glob("*.yaml")])
-def test_every_configuration_here_names_what_exists(name: str) -> None:
+def test_every_configuration_here_names_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CLAWEVAL", "QWENCLAW"):
+        monkeypatch.setenv(variable, str(ROOT / f"tests/environments/samples/{variable.lower()}_checkout"))
     config_paths.check(name, load(name, ROOT).config, ROOT)
+
+
+@pytest.mark.parametrize("suite", ["eval_nosuch", "eval_mine", "mine"])
+def test_a_suite_that_is_no_other_evaluation_is_refused(suite: str, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    for name in ("eval_mine", "mine"):
+        (tmp_path / "config" / f"{name}.yaml").touch()
+    config = EvalConfig.model_validate(
+        {"model": "tiny-random", "tasks": {"source": "tiny"}, "suites": [suite], "cells": []}
+    )
+    with pytest.raises(ConfigError, match=f"suites names '{suite}'; it must be another evaluation"):
+        config_paths.check("eval_mine", config, tmp_path)
 
 
 BARE = {"name": "claude_code", "bare": True}

@@ -6,6 +6,7 @@ trained on is what stands in results/<run>/tasks/.
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -62,12 +63,29 @@ def raw_tasks(
         rows = read_table(source, config, environment, root) if table else read_all(source, source.name, has)
     if not rows:
         raise TasksError(f"tasks.source {config.source!r} holds no task that can be run")
-    return [r | {"environment": environment} for r in rows]
+    return [r | {"environment": environment} for r in _tagged(rows, config)]
+
+
+def _tagged(rows: list[dict[str, Any]], config: Tasks) -> list[dict[str, Any]]:
+    """The tasks with a tag of `tasks.tags`.
+
+    Raises:
+        TasksError: one of these is no task's tag.
+    """
+    if config.tags is None:
+        return rows
+    there = sorted({t for r in rows for t in r["tags"]})
+    for pattern in config.tags:
+        if not fnmatch.filter(there, pattern):
+            raise TasksError(
+                f"tasks.tags: no task of {config.source!r} has the tag {pattern!r}; its tags are {', '.join(there)}"
+            )
+    return [r for r in rows if any(fnmatch.filter(r["tags"], p) for p in config.tags)]
 
 
 def configured(config: RunConfig | EvalConfig) -> frozenset[str]:
-    """What a configuration has of what tasks can need (`sources.NEEDS`)."""
-    return frozenset(n for n in NEEDS if getattr(config, n, None) is not None)
+    """What a configuration has of what tasks can need (`sources.NEEDS`); the judge's endpoint plays users too."""
+    return frozenset(NEEDS) if config.judge is not None else frozenset()
 
 
 def check_splits(rows: Iterable[Mapping[str, Any]], config: RunConfig | EvalConfig) -> None:

@@ -16,7 +16,10 @@ from openforge.tasks.errors import TasksError
 
 Row = dict[str, Any]
 # What a task can need of a configuration (`setup.Setup.needs`), in words.
-NEEDS = {"judge": "a judge, and none is configured", "user": "a model for its simulated user, and none is configured"}
+NEEDS = {
+    "judge": "a judge, and none is configured",
+    "user": "a model for its simulated user, and no judge is configured",
+}
 SPLIT = "train"  # of a folder of one's own that names none
 
 

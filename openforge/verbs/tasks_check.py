@@ -49,10 +49,17 @@ def run(args: argparse.Namespace, root: Path) -> int:
     if unsupported:
         left = f"tasks that are left: {len(rows)}"
         print(f"{top}: warning: unsupported tasks, which a run leaves out: {unsupported}; {left}")
-    if others:
-        names = ", ".join(p.name for p in others)
-        print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(others)} ({names})")
+    forgotten = [p.name for p in others if not _programs(p)]
+    if forgotten:
+        names = ", ".join(forgotten)
+        print(f"{top}: warning: subfolders without task.yaml, which are no tasks: {len(forgotten)} ({names})")
     return 1 if wrong or doubled else 0
+
+
+def _programs(path: Path) -> bool:
+    """Whether a folder holds programs that tasks share, and is no task whose task.yaml was forgotten."""
+    parts = ("agents", "fixtures", "grader.py", "verifier")
+    return any(path.glob("*.py")) and not any((path / name).exists() for name in parts)
 
 
 def _read(entries: list[sources.Entry], warn: bool) -> tuple[dict[Path, dict[str, Any]], int, int]:

@@ -339,8 +339,11 @@ def test_tasks_check_names_near_misses_of_known_keys_and_lets_others_be(task_set
 
 
 def test_tasks_check_counts_subfolders_without_a_task(task_set, capsys):
-    for name in ("b", "a", ".git"):
-        (task_set / name).mkdir()
+    for name in ("b", "a/verifier", ".git", "services"):
+        (task_set / name).mkdir(parents=True)
+    # Programs that tasks share are named in no warning; a task's parts without its task.yaml are.
+    for name in ("services/base.py", "a/more.py"):
+        (task_set / name).touch()
     (task_set / "README.md").touch()
     code, lines = checked(capsys, task_set)
     assert code == 0 and len(lines) == 3

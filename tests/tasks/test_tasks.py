@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from openforge import tables
-from openforge.config import Tasks
-from openforge.tasks import TasksError, demo, raw_tasks
+from openforge.config import EvalConfig, Tasks
+from openforge.tasks import TasksError, configured, demo, raw_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,6 +92,25 @@ def test_a_missing_source_and_doubled_ids_are_sentences(tmp_path: Path) -> None:
     subprocess.run(["cp", "-r", str(tmp_path / "s" / "x"), str(tmp_path / "s" / "y")], check=True)
     with pytest.raises(TasksError, match="several folders"):
         raw_tasks(Tasks(source=str(tmp_path / "s")), "claw_eval", tmp_path / "t", ROOT)
+
+
+def test_tasks_are_chosen_by_tag(tmp_path: Path) -> None:
+    def ids(*tags: str) -> set[str]:
+        config = Tasks(source="suites/openforge_claw", tags=tags)
+        return {r["task_id"] for r in raw_tasks(config, "claw_eval", tmp_path, ROOT)}
+
+    # The suite's README: eight families of six tasks each, nine of the kind data.
+    assert len(ids("files-*")) == 48 and len(ids("files-copy", "data")) == 15
+    assert {i.rsplit("-", 2)[0] for i in ids("files-copy", "files-find")} == {"files-copy", "files-find"}
+    with pytest.raises(TasksError, match=r"tasks\.tags: no task of 'suites/openforge_claw' has the tag 'file'"):
+        ids("data", "file")
+
+
+def test_the_judges_endpoint_plays_users_too() -> None:
+    given = {"model": "tiny-random", "tasks": {"source": "tiny"}}
+    assert configured(EvalConfig.model_validate(given)) == frozenset()
+    judged = EvalConfig.model_validate(given | {"judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}})
+    assert configured(judged) == {"judge", "user"}
 
 
 @pytest.mark.parametrize("source", ["demo", "tiny"])

@@ -106,13 +106,37 @@ def test_a_fresh_run_plans_every_stage(fresh: Path) -> None:
     assert others == outlook(fresh, "tiny")
 
 
-def test_no_evaluation_plans_training(fresh: Path) -> None:
+def checkout(name: str) -> str:
+    return str(ROOT / f"tests/environments/samples/{name}_checkout")
+
+
+def test_no_evaluation_plans_training(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suites = sorted(p.stem for p in (fresh / "config").glob("eval_*.yaml"))
     assert suites
     for suite in suites:
+        for name in ("claweval", "qwenclaw"):
+            monkeypatch.setenv(name.upper(), checkout(name) if suite == f"eval_{name}" else "")
         jobs = planned(fresh, suite)
         assert "train" not in jobs and "samples" not in jobs and jobs["eval"] >= 1
         assert {n: c for n, c in jobs.items() if not n.startswith("software") and n != suite} == outlook(fresh, suite)
+
+
+def test_a_checkout_that_is_named_is_evaluated_beside_our_suite(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWEVAL", checkout("claweval"))
+    monkeypatch.delenv("QWENCLAW", raising=False)
+    done = snakemake(fresh, "-n", "eval_claw", "--config", "policy=tiny-random")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    for suite, cell in (("eval_claw", "reference"), ("eval_claweval", "codex")):
+        # The command's policy is that of both; their results are apart.
+        assert f"results/{suite}/eval/cell={cell}.tiny_random" in said
+    assert "results/eval_qwenclaw/" not in said
+    (line,) = [x for x in said.splitlines() if "QWENCLAW" in x]
+    assert line.startswith("eval_qwenclaw is left out: config/eval_qwenclaw.yaml: tasks.source is $QWENCLAW")
+    refused = snakemake(fresh, "-n", "eval_qwenclaw")
+    assert refused.returncode != 0 and "error: config/eval_qwenclaw.yaml: tasks.source is $QWENCLAW" in refused.stderr
+    # Whoever asks for another target hears nothing of them.
+    assert "QWENCLAW" not in (other := snakemake(fresh, "-n", "train_tiny")).stdout + other.stderr
 
 
 def test_a_finished_run_has_nothing_to_do(finished: Path) -> None:
