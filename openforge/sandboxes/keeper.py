@@ -37,7 +37,7 @@ class Keeper(Spawner):
         Raises:
             SandboxError: it does not start.
         """
-        if self.owner is None or not self.owner.alive():
+        if self.owner is None or not self.owner.alive() or (self._control is not None and _hung_up(self._control)):
             if self._control is not None:
                 self._control.close()
             self._start()
@@ -115,3 +115,10 @@ def _reached(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{SOCKET}"
     finally:
         os.close(fd)
+
+
+def _hung_up(control: socket.socket) -> bool:
+    """Whether the other end is closed: of a process that is being killed, before it counts as dead."""
+    poll = select.poll()
+    poll.register(control, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -54,7 +54,7 @@ def mock_judge(*answers: tuple[int, str]) -> Iterator[tuple[Endpoint, list[dict[
             self.wfile.write(data)
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield Endpoint(f"http://127.0.0.1:{server.server_port}/v1", "mock", "secret"), asked

@@ -15,7 +15,7 @@ class Policy(StubUpstream):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self.start(), self.loop).result()
 

@@ -93,7 +93,7 @@ def service(name: str, error_rate: float = 0.0) -> Any:
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of the service that the test's parameter names."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), base.handler(service(request.param)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield Client(request.param, server.server_port)
     server.shutdown()

@@ -55,7 +55,7 @@ def test_a_wrong_file(project: Path) -> None:
         (
             ["train_nosuch"],
             "config/nosuch.yaml does not exist; targets there are: train_claw, train_claw_small, train_demo, "
-            "eval_claw, eval_demo, train_tiny",
+            "eval_claw, eval_claweval, eval_demo, eval_qwenclaw, train_tiny",
         ),
         (["tiny"], "error: 'tiny' is a run; its target is: snakemake train_tiny"),
         (["eval_demo", "--config", "policy="], "--config policy= is empty; give it a value, or write policy=null"),

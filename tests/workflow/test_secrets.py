@@ -78,7 +78,7 @@ class Watch:
     def __init__(self, *places: Path) -> None:
         self.places, self.lines, self.files, self.looked = places, set[bytes](), dict[str, str](), 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Watch:
         self._thread.start()

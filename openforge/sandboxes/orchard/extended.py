@@ -31,10 +31,10 @@ from openforge.sandboxes.protocol import (
     SandboxLost,
     SandboxUnsupported,
 )
-from openforge.sandboxes.server.wire import KEY_HEADER, SIZE_HEADER
+from openforge.sandboxes.server.wire import KEY_HEADER, SECONDS_MOST, SIZE_HEADER
 
 _WAIT = 30.0  # seconds of one question whether a command has ended
-_FOR_EVER = 2e6  # seconds, 23 days: poll(2) takes no more, and without one the server has five minutes
+_FOR_EVER = SECONDS_MOST  # without one the server has five minutes
 _PIECE = 8 << 20  # bytes of a file that travels in one call
 _ERRNOS = {os.strerror(number): number for number in errno.errorcode} | {"no regular file": errno.EINVAL}
 # As `files.write` does it: whatever the agent made of a folder in its place.
