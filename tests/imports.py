@@ -23,6 +23,7 @@ MEETING_PLACES = (
     "config",
     "config_reading",
     "config_sandbox",
+    "config_tasks",
     "config_training",
     "config_judge",
     "config_docs",

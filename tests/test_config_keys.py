@@ -13,6 +13,7 @@ from openforge import config as c
 from openforge import config_training as t
 from openforge.config_reading import section
 from openforge.config_sandbox import Artifacts, SandboxLimits
+from openforge.config_tasks import Columns
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARING = (
@@ -23,6 +24,7 @@ DECLARING = (
     "config_training.py",
     "config_judge.py",
     "config_sandbox.py",
+    "config_tasks.py",
 )
 SOURCE = "\n".join(
     p.read_text()
@@ -51,7 +53,7 @@ NAMES: dict[type[BaseModel], tuple[str, ...]] = {
 }
 # Sections that go into a row as a whole (plan) and are read from there as text, by these words before the key.
 IN_ROWS = {
-    c.Columns: r"cell\(",
+    Columns: r"cell\(",
     c.Harness: r"(?:options\[|options\.get\()",
     c.MixedHarness: r"(?:options\[|options\.get\()",
     c.Limits: r'limits"?\]?\[',

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from openforge import tables
-from openforge.config import Columns, Tasks
+from openforge.config_tasks import Columns, Tasks
 from openforge.environments.claw_eval.folder import (
     FolderError,
     check_placeholders,
