@@ -132,6 +132,7 @@ async def test_one_that_stays_away_is_a_lost_sandbox(mock: MockOrchard, sandbox:
     await mock.up()
 
 
+@pytest.mark.slow
 async def test_a_pod_that_is_gone_although_it_is_called_ready(mock: MockOrchard, sandbox: OrchardSandbox) -> None:
     await mock.kill_pod(sandbox.sandbox_id)
     with pytest.raises(SandboxLost, match="does not answer for 3 s: int too large"):

@@ -110,6 +110,7 @@ def checkout(name: str) -> str:
     return str(ROOT / f"tests/environments/samples/{name}_checkout")
 
 
+@pytest.mark.slow
 def test_no_evaluation_plans_training(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suites = sorted(p.stem for p in (fresh / "config").glob("eval_*.yaml"))
     assert suites
@@ -359,6 +360,7 @@ def test_fewer_iterations_than_there_are_plan_nothing(finished: Path) -> None:
     assert planned(finished, "train_tiny", "--config", "iterations=1") == {}
 
 
+@pytest.mark.slow
 def test_a_table_that_stands_decides_over_its_shards(clone: Path) -> None:
     part = "purpose=train/cell=train/iteration=0003"
     table = f"results/tiny/rollouts/{part}/rollouts.parquet"
@@ -402,6 +404,7 @@ def test_pruned_weights_replan_nothing_and_are_not_sampled_from(clone: Path) -> 
         assert "the nearest kept one is 0" in out and "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_from_iteration_makes_anew_what_it_names_and_keeps_what_was(clone: Path) -> None:
     run = clone / "results" / "tiny"
     before = {p.relative_to(run) for p in run.rglob("*") if p.is_file()}

@@ -100,6 +100,7 @@ def commands(clone: Path) -> Iterator[Commands]:
         child.communicate()
 
 
+@pytest.mark.slow
 def test_a_live_owner_is_one_sentence_and_another_run_goes_on_beside_it(commands: Commands) -> None:
     first = commands.start("train_tiny")
     job = commands.blocked(first)
@@ -114,6 +115,7 @@ def test_a_live_owner_is_one_sentence_and_another_run_goes_on_beside_it(commands
     assert process.alive(job) and first.poll() is None
 
 
+@pytest.mark.slow
 def test_after_kill_9_the_same_command_goes_on(commands: Commands) -> None:
     first = commands.start("train_tiny")
     job = commands.blocked(first)
@@ -170,6 +172,7 @@ def test_orphans_of_this_run_end_first_and_no_others(tmp_path: Path) -> None:
             p.wait()
 
 
+@pytest.mark.slow
 def test_a_file_that_stands_is_not_incomplete(clone: Path, commands: Commands) -> None:
     (clone / "scripts" / "rollout.py").write_text(STUB)
     part = "purpose=train/cell=train/iteration=0001/shard=0001"

@@ -58,6 +58,7 @@ def snakemake(root: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_last_attempt_is_known_and_a_missed_quorum_is_run_again_by_the_same_command(root: Path) -> None:
     code, told = snakemake(root, TARGET, "--retries", "1")
     assert code == 1, told
